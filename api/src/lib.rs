@@ -1,3 +1,4 @@
+#![allow(clippy::duplicated_attributes)] // printcolumn(..) repeats its own keys, by kube-derive's design
 //! Ichor's nouns: the custom resources, their names, conditions and annotations.
 //!
 //! This crate does no I/O and decides nothing; see `ichor-rules` for decisions.
