@@ -2,6 +2,8 @@
 //!
 //! `UPDATE=1 cargo test -p ichor-api --test crds` writes them anew.
 
+#![allow(clippy::expect_used)] // helpers of tests are no tests to clippy
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
