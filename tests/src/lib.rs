@@ -1,1 +1,14 @@
-//! placeholder
+//! The test bed: a real control plane, simulated Talos nodes over real etcd, a kubelet
+//! stand-in, a fault-injecting proxy and the agent, all on loopback (spec section 12).
+//!
+//! [`Bed`](bed::Bed) puts it all together; the program `playground` is the same bed for
+//! people. Everything that is started dies with the process that started it.
+
+pub mod assets;
+pub mod controlplane;
+pub mod error;
+pub mod net;
+pub mod process;
+pub mod wait;
+
+pub use error::{BedError, Result};
