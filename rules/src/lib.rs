@@ -7,6 +7,7 @@
 pub mod connect;
 pub mod count;
 pub mod deletion;
+pub mod drain;
 pub mod etcd;
 pub mod reader;
 #[cfg(test)]
