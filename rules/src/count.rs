@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use ichor_api::conditions::{JOINED, NotJoinedReason};
 use ichor_api::{ConditionStatus, TalosMachine};
 
-use crate::reader::{DirectReader, ReadError};
+use crate::reader::{DirectReader, FreshMachines, ReadError};
 
 /// What is known about who votes, where the count is taken.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +18,8 @@ pub enum Basis<'a> {
     Admission,
     /// Under the lock: etcd's live list. The names of the machines whose member is a
     /// listed started voter; `None` where no bootstrap was ever begun or the list is
-    /// not to be had (then only the agent's record speaks).
+    /// not to be had (then only the agent's record speaks, and a sibling being deleted
+    /// is gone).
     UnderLock {
         /// Names of the TalosMachines whose member is a listed, started voter.
         voters: Option<&'a BTreeSet<String>>,
@@ -102,19 +103,8 @@ pub async fn count_approved(
     Ok(count(&machines, target, basis))
 }
 
-/// As [`count_approved`], and hands over the very list that was counted.
-pub async fn count_approved_with_machines(
-    reader: &DirectReader,
-    namespace: &str,
-    cluster: &str,
-    target: &str,
-    basis: Basis<'_>,
-) -> Result<(ApprovedControlPlanes, Vec<TalosMachine>), ReadError> {
-    let machines = reader.machines_of(namespace, cluster).await?;
-    Ok((count(&machines, target, basis), machines))
-}
-
-fn count(machines: &[TalosMachine], target: &str, basis: Basis<'_>) -> ApprovedControlPlanes {
+/// Counts in a list that a direct read has just given; see [`count_approved`].
+pub fn count(machines: &FreshMachines, target: &str, basis: Basis<'_>) -> ApprovedControlPlanes {
     let mut counted = Vec::new();
     for machine in machines.iter().filter(|m| counts_as_approved(m)) {
         let name = machine.metadata.name.clone().unwrap_or_default();
@@ -142,8 +132,12 @@ fn is_counted(machine: &TalosMachine, name: &str, is_target: bool, basis: Basis<
         Basis::UnderLock {
             voters: Some(voters),
         } => voters.contains(name),
+        // Nothing shows a sibling being deleted to be a voter, so it is none: the low
+        // side is the safe one.
         Basis::UnderLock { voters: None } => {
-            !recorded_as_no_voter(machine) && !leave_confirmed(machine)
+            !recorded_as_no_voter(machine)
+                && !leave_confirmed(machine)
+                && (is_target || !machine.is_being_deleted())
         }
     }
 }
@@ -152,6 +146,10 @@ fn is_counted(machine: &TalosMachine, name: &str, is_target: bool, basis: Basis<
 mod tests {
     use super::*;
     use crate::testing::{control_plane, with_joined_false};
+
+    fn counted(all: &[TalosMachine], target: &str, basis: Basis<'_>) -> ApprovedControlPlanes {
+        count(&FreshMachines::of(all), target, basis)
+    }
 
     fn names(counted: &ApprovedControlPlanes) -> Vec<&str> {
         counted.names().iter().map(String::as_str).collect()
@@ -163,7 +161,7 @@ mod tests {
         pending.spec.approved = false;
         let all = [control_plane("cp-1"), control_plane("cp-2"), pending];
         assert_eq!(
-            names(&count(&all, "cp-1", Basis::Admission)),
+            names(&counted(&all, "cp-1", Basis::Admission)),
             ["cp-1", "cp-2"]
         );
     }
@@ -173,7 +171,7 @@ mod tests {
         let mut machine = control_plane("cp-1");
         machine.spec.approved = false;
         machine.metadata.finalizers = Some(vec![ichor_api::names::MACHINE_FINALIZER.into()]);
-        assert_eq!(names(&count(&[machine], "x", Basis::Admission)), ["cp-1"]);
+        assert_eq!(names(&counted(&[machine], "x", Basis::Admission)), ["cp-1"]);
     }
 
     #[test]
@@ -182,10 +180,10 @@ mod tests {
         one.metadata.deletion_timestamp = Some(crate::testing::time());
         let all = [one, control_plane("cp-2"), control_plane("cp-3")];
         assert_eq!(
-            names(&count(&all, "cp-2", Basis::Admission)),
+            names(&counted(&all, "cp-2", Basis::Admission)),
             ["cp-2", "cp-3"]
         );
-        assert_eq!(count(&all, "cp-1", Basis::Admission).n(), 3);
+        assert_eq!(counted(&all, "cp-1", Basis::Admission).n(), 3);
     }
 
     #[test]
@@ -196,7 +194,7 @@ mod tests {
             control_plane("cp-2"),
             control_plane("cp-3"),
         ];
-        let counted = count(
+        let counted = counted(
             &all,
             "cp-2",
             Basis::UnderLock {
@@ -213,6 +211,6 @@ mod tests {
             with_joined_false(control_plane("cp-1"), "NeverVoter"),
             with_joined_false(control_plane("cp-2"), "NameTaken"),
         ];
-        assert_eq!(names(&count(&all, "cp-1", Basis::Admission)), ["cp-2"]);
+        assert_eq!(names(&counted(&all, "cp-1", Basis::Admission)), ["cp-2"]);
     }
 }

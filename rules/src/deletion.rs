@@ -64,7 +64,7 @@ pub fn quorum(counted: &ApprovedControlPlanes, target: &str) -> Check {
             numbers,
             format!(
                 "removing {target} would leave {left} of {n} control planes, fewer than the {needed} that are a majority of {n}. \
-                 Join and approve another control plane first ({})",
+                 Join and approve another control plane first. Those that count are {}: machines already being deleted, pending ones and ones that have no vote do not",
                 list(counted.names())
             ),
         );
@@ -129,7 +129,8 @@ pub fn declared_count(
             "removing {target} would leave {left} control planes, fewer than the {declared} that spec.controlPlane.count declares. \
              Join and approve another control plane ({n} now, {} needed){}",
             declared + 1,
-            if declared > 3 { ", or lower spec.controlPlane.count" } else { "" }
+            // Lowering it helps only where what is left meets the next size down.
+            if declared > 3 && left >= 3 { ", or lower spec.controlPlane.count" } else { "" }
         ),
     )
 }

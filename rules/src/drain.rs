@@ -411,7 +411,7 @@ pub(crate) mod tests {
         assert_eq!(read.timeout, None);
         assert_eq!(read.grace_period_seconds, Some(0));
         let read = policy(json!({ "timeout": 60 }));
-        assert_eq!(read.timeout, Some(Duration::from_secs(60)));
+        assert_eq!(read.timeout, Some(Duration::from_mins(1)));
         assert_eq!(read.grace_period_seconds, None);
     }
 

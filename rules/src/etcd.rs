@@ -118,14 +118,10 @@ impl Members {
         owners: &BTreeMap<u64, String>,
         reports: &BTreeMap<String, Result<NodeReport, String>>,
     ) -> Self {
-        let leader = agreed_leader(list, reports);
-        let leader_applied = leader.and_then(|leader| {
-            reports
-                .values()
-                .filter_map(|r| r.as_ref().ok())
-                .find(|r| r.member_id == leader)
-                .map(|r| r.applied_index)
-        });
+        let leader = agreed_leader(list, owners, reports);
+        let leader_applied = leader
+            .and_then(|leader| own_report(leader, owners, reports))
+            .map(|report| report.applied_index);
         let all = list
             .iter()
             .map(|listed| {
@@ -168,17 +164,27 @@ impl Members {
     }
 }
 
+/// What the member of `id` said through its own machine. Another machine that answers
+/// as this member (two addresses of one box) does not speak for it.
+fn own_report<'r>(
+    id: u64,
+    owners: &BTreeMap<u64, String>,
+    reports: &'r BTreeMap<String, Result<NodeReport, String>>,
+) -> Option<&'r NodeReport> {
+    let report = reports.get(owners.get(&id)?)?.as_ref().ok()?;
+    (report.member_id == id).then_some(report)
+}
+
+/// The listed member that a majority of the voters follows, each speaking once.
 fn agreed_leader(
     list: &[ListedMember],
+    owners: &BTreeMap<u64, String>,
     reports: &BTreeMap<String, Result<NodeReport, String>>,
 ) -> Option<u64> {
     let voters = list.iter().filter(|m| m.votes()).count();
     let mut followers: BTreeMap<u64, usize> = BTreeMap::new();
-    for report in reports.values().filter_map(|r| r.as_ref().ok()) {
-        let votes = list
-            .iter()
-            .any(|m| m.id == report.member_id && m.votes());
-        if report.leader != 0 && votes {
+    for voter in list.iter().filter(|m| m.votes()) {
+        if let Some(report) = own_report(voter.id, owners, reports) {
             *followers.entry(report.leader).or_default() += 1;
         }
     }
@@ -223,7 +229,7 @@ fn judge(
         return unhealthy(format!("etcd reports: {}", report.errors.join("; ")));
     }
     if !report.alarms.is_empty() {
-        return unhealthy(format!("alarm {}", report.alarms.join(", ")));
+        return unhealthy(alarm_text(&report.alarms));
     }
     if report.leader == 0 {
         return unhealthy("it sees no leader".into());
@@ -245,6 +251,21 @@ fn judge(
         }
     }
     Health::Healthy
+}
+
+/// Names the alarms and what ends each.
+fn alarm_text(alarms: &[String]) -> String {
+    let each = alarms.iter().map(|alarm| {
+        let remedy = match alarm.as_str() {
+            "NOSPACE" => {
+                ", its database is full: talosctl etcd defrag, then talosctl etcd alarm disarm"
+            }
+            "CORRUPT" => ", its data differs from the others': this member has to be replaced",
+            _ => "",
+        };
+        format!("alarm {alarm}{remedy}")
+    });
+    each.collect::<Vec<_>>().join("; ")
 }
 
 /// What could be learnt of etcd.
@@ -278,6 +299,12 @@ fn numbers(before: usize, after: usize) -> Option<(i64, i64)> {
 
 /// Whether etcd survives the removal of `target`: V voters, H healthy voters other than
 /// the target. Every refusal names who or what is in the way and the remedy.
+///
+/// A voter is a member that is no learner: etcd counts one that has not started too.
+/// A target that is itself no started voter takes no vote away, and may go.
+///
+/// `Wait`: a removal is admitted and stands still, except where waiting mends nothing
+/// (quorum lost, the only voter): `Refuse`.
 pub fn live_etcd(etcd: &LiveEtcd, target: Target<'_>, declared: i32) -> Check {
     let members = match etcd {
         LiveEtcd::Listed(members) => members,
@@ -288,67 +315,85 @@ pub fn live_etcd(etcd: &LiveEtcd, target: Target<'_>, declared: i32) -> Check {
     };
     let name = target.machine;
     let listed = target.member_id.and_then(|id| members.by_id(id));
-    let is_voter = listed.is_some_and(|m| m.listed.votes());
+    let target_healthy = listed.is_some_and(Member::healthy_voter);
+    let counts = listed.is_some_and(|m| m.listed.votes());
+    let is_voter = listed.is_some_and(|m| m.listed.votes() && m.listed.started());
     let voters = members.voters().count();
     let others: Vec<&Member> = members
         .voters()
         .filter(|m| Some(m.listed.id) != target.member_id)
         .collect();
     let healthy_others = others.iter().filter(|m| m.healthy_voter()).count();
-    let healthy = healthy_others + usize::from(listed.is_some_and(Member::healthy_voter));
+    let healthy = healthy_others + usize::from(target_healthy);
     let majority = voters / 2 + 1;
-    let unhealthy = |ms: &[&Member]| {
-        ms.iter()
-            .filter_map(|m| match &m.health {
-                Health::Unhealthy(why) => Some(format!("{}: {why}", m.listed)),
-                Health::Healthy => None,
-            })
-            .collect::<Vec<_>>()
-            .join("; ")
-    };
-    let refuse = |reason, numbers, message: String| {
-        Check::refuse(Rule::LiveEtcd, reason, numbers, message)
+    let after = voters - usize::from(counts);
+    let needed_after = after / 2 + 1;
+    let stand = |reason, numbers, message: String| {
+        Check::wait(Rule::LiveEtcd, reason, numbers, message)
     };
 
+    if listed.is_none() && voters > 0 {
+        return Check::proceed(
+            Rule::LiveEtcd,
+            numbers(voters, voters),
+            format!("{name} has no member among the {voters} voters: removing it takes no vote away"),
+        );
+    }
+    if voters == 0 && listed.is_none() {
+        return Check::proceed(
+            Rule::LiveEtcd,
+            numbers(0, 0),
+            "etcd has no voters: no bootstrap was begun, so there is no quorum to lose",
+        );
+    }
     if healthy < majority {
         let all: Vec<&Member> = members.voters().collect();
-        return refuse(
+        return stand(
             StandstillReason::EtcdUnhealthy,
             numbers(healthy, healthy_others),
             format!(
-                "{healthy} of {voters} etcd voters are healthy, {majority} are needed before anything may change ({}). \
-                 Bring those nodes back, or restore etcd from a snapshot: removing members cannot repair this",
-                unhealthy(&all)
+                "{healthy} of {voters} etcd voters are healthy ({healthy_others} without {name}), and {majority} are needed before anything may change ({}). \
+                 Bring these members back, or restore etcd from a snapshot: removing members cannot repair this",
+                why_unhealthy(&all)
             ),
         );
     }
-    let after = if is_voter { voters - 1 } else { voters };
-    let needed_after = after / 2 + 1;
+    if is_voter && voters == 1 {
+        return Check::refuse(
+            Rule::LiveEtcd,
+            StandstillReason::LastControlPlane,
+            numbers(1, 0),
+            format!(
+                "{name} is the only etcd voter: removing it would leave none (1 now, 0 after). \
+                 Join and approve another two control planes first; to give up the whole cluster, delete its TalosCluster"
+            ),
+        );
+    }
     if healthy_others < needed_after {
-        return refuse(
+        return stand(
             StandstillReason::EtcdUnhealthy,
             numbers(healthy, healthy_others),
             format!(
-                "without {name}, {healthy_others} healthy voters would be left of {after}, and {needed_after} are needed ({}). \
+                "{healthy} of {voters} etcd voters are healthy; without {name}, {healthy_others} healthy ones would be left of {after}, and {needed_after} are needed ({}). \
                  Repair or remove the unhealthy ones first",
-                unhealthy(&others)
+                why_unhealthy(&others)
             ),
         );
     }
-    if is_voter && !target.unhealthy_long {
+    if is_voter && (target_healthy || !target.unhealthy_long) {
         let bad: Vec<&Member> = others
             .iter()
             .copied()
-            .filter(|m| !m.healthy_voter())
+            .filter(|m| m.listed.started() && !m.healthy_voter())
             .collect();
         if !bad.is_empty() {
-            return refuse(
+            return stand(
                 StandstillReason::EtcdUnhealthy,
                 numbers(healthy, healthy_others),
                 format!(
-                    "another voter is unhealthy and must go, or recover, first ({}). \
-                     Removing the healthy {name} now would leave {healthy_others} healthy of {after}",
-                    unhealthy(&bad)
+                    "another voter is unhealthy ({}), and {name} does not go before it: {healthy} of {voters} voters are healthy now, {healthy_others} of {after} would be after. \
+                     Repair the unhealthy one, or remove it first",
+                    why_unhealthy(&bad)
                 ),
             );
         }
@@ -356,17 +401,17 @@ pub fn live_etcd(etcd: &LiveEtcd, target: Target<'_>, declared: i32) -> Check {
             .joining()
             .find(|m| Some(m.id) != target.member_id)
         {
-            return refuse(
+            return stand(
                 StandstillReason::LearnerPresent,
                 numbers(voters, after),
                 format!(
-                    "etcd lists a member that does not vote yet: {joining}. \
-                     Wait until it is promoted, or remove it, and this goes on by itself"
+                    "etcd lists a member that does not vote yet: {joining}; {name} does not go before that is settled ({voters} voters now, {after} after). \
+                     Wait until it has started and is promoted, or remove it: this goes on by itself then"
                 ),
             );
         }
         if i64::try_from(after).unwrap_or(i64::MAX) < i64::from(declared) {
-            return refuse(
+            return stand(
                 StandstillReason::BelowDeclaredCount,
                 numbers(voters, after),
                 format!(
@@ -383,6 +428,18 @@ pub fn live_etcd(etcd: &LiveEtcd, target: Target<'_>, declared: i32) -> Check {
             "{voters} voters now, {after} after; {healthy_others} healthy without {name}, {needed_after} needed"
         ),
     )
+}
+
+/// The unhealthy ones of `members`, each with its cause.
+fn why_unhealthy(members: &[&Member]) -> String {
+    members
+        .iter()
+        .filter_map(|m| match &m.health {
+            Health::Unhealthy(why) => Some(format!("{}: {why}", m.listed)),
+            Health::Healthy => None,
+        })
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 fn no_list(endpoints: &[(String, String)], no_leader_for_long: bool) -> Check {
@@ -406,44 +463,59 @@ fn no_list(endpoints: &[(String, String)], no_leader_for_long: bool) -> Check {
             ),
         );
     }
-    Check::refuse(
+    Check::wait(
         Rule::LiveEtcd,
         StandstillReason::EtcdUnreachable,
         None,
-        format!("no member list with a leader could be had, so nothing is known and nothing is removed ({asked})"),
+        format!(
+            "no etcd member list with a leader could be had, so nothing is known of etcd and nothing is removed ({asked}). \
+             See whether these Talos APIs can be reached and etcd runs there (talosctl service etcd); this goes on by itself then"
+        ),
     )
 }
 
 /// Every listed member must belong to exactly one machine; while one does not, no
 /// healthy control plane is removed.
 ///
+/// A target counts as healthy until it is known to be none: a listed learner or
+/// unstarted member, or a voter that is unhealthy and has been for five minutes. One
+/// without a listed member of its own is not: the unknown member may be its very own.
+///
 /// `duplicates`: members that two machines claim.
 pub fn member_owners(members: &Members, target: Target<'_>, duplicates: &[String]) -> Check {
     let unknown: Vec<String> = members
         .all
         .iter()
-        .filter(|m| m.machine.is_none() && Some(m.listed.id) != target.member_id)
-        .map(|m| m.listed.to_string())
+        .filter(|m| m.machine.is_none())
+        .map(|m| format!("{} at {}", m.listed, m.listed.peer_urls.join(" ")))
         .chain(duplicates.iter().cloned())
         .collect();
     let count = i64::try_from(unknown.len()).unwrap_or(i64::MAX);
     if unknown.is_empty() {
         return Check::proceed(Rule::MemberOwners, None, "every etcd member belongs to a machine");
     }
-    if target.unhealthy_long {
+    let known_ill = target
+        .member_id
+        .and_then(|id| members.by_id(id))
+        .is_some_and(|m| {
+            !m.listed.votes()
+                || !m.listed.started()
+                || (target.unhealthy_long && !m.healthy_voter())
+        });
+    if known_ill {
         return Check::proceed(
             Rule::MemberOwners,
             Some((count, count)),
-            format!("unknown etcd members ({}), but {} is unhealthy: removing it is how the cluster heals", unknown.join("; "), target.machine),
+            format!("unknown etcd members ({}), but {} is no healthy voter: removing it is how the cluster heals", unknown.join("; "), target.machine),
         );
     }
-    Check::refuse(
+    Check::wait(
         Rule::MemberOwners,
         StandstillReason::UnknownMember,
         Some((count, count)),
         format!(
-            "etcd lists members that belong to no TalosMachine, or to two: {}. \
-             Remove such a member with talosctl etcd remove-member, or assign it with annotation {} on its machine",
+            "etcd lists {count} member(s) that belong to no TalosMachine, or to two: {}. No healthy control plane is removed until that is settled. \
+             Assign each to its machine with annotation {}, or remove it with talosctl etcd remove-member ID",
             unknown.join("; "),
             ichor_api::names::ETCD_MEMBER_ID
         ),
@@ -452,6 +524,8 @@ pub fn member_owners(members: &Members, target: Target<'_>, duplicates: &[String
 
 /// Whether a control plane may be away for a while (reboot, shutdown, upgrade): refused
 /// when the healthy voters other than it are fewer than a majority.
+///
+/// That refuses a sole control plane always; the caller lets it go under override.
 pub fn away(etcd: &LiveEtcd, target: Target<'_>) -> Check {
     let members = match etcd {
         LiveEtcd::Listed(members) => members,
@@ -473,12 +547,24 @@ pub fn away(etcd: &LiveEtcd, target: Target<'_>) -> Check {
         .count();
     let figures = numbers(voters, healthy_others);
     if healthy_others < majority {
-        return Check::refuse(
+        let sole = voters == 1 && target.member_id.is_some_and(|id| members.by_id(id).is_some_and(|m| m.listed.votes()));
+        let others: Vec<&Member> = members
+            .voters()
+            .filter(|m| Some(m.listed.id) != target.member_id)
+            .collect();
+        let next = if sole {
+            "It is the only one: etcd and the Kubernetes API stop until it is back, which only override allows".to_owned()
+        } else if healthy_others == others.len() {
+            "Join and approve another control plane first".to_owned()
+        } else {
+            format!("Bring the unhealthy ones back first ({})", why_unhealthy(&others))
+        };
+        return Check::wait(
             Rule::Away,
             StandstillReason::EtcdUnhealthy,
             figures,
             format!(
-                "while {} is away, {healthy_others} healthy of {voters} voters would be left, and {majority} are needed. Bring another voter back first",
+                "while {} is away, {healthy_others} healthy of {voters} voters would be left, and {majority} are needed. {next}",
                 target.machine
             ),
         );

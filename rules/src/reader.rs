@@ -153,7 +153,7 @@ impl DirectReader {
         &self,
         namespace: &str,
         cluster: &str,
-    ) -> Result<Vec<ichor_api::TalosMachine>, ReadError> {
+    ) -> Result<FreshMachines, ReadError> {
         let mut machines = self
             .list::<ichor_api::TalosMachine>(
                 namespace,
@@ -161,6 +161,29 @@ impl DirectReader {
             )
             .await?;
         machines.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
-        Ok(machines)
+        Ok(FreshMachines(machines))
+    }
+}
+
+/// The machines of one cluster, by name, as a direct read gave them a moment ago.
+///
+/// Made by [`DirectReader::machines_of`] alone, so that what is counted from it
+/// ([`crate::count::count`]) never comes from a cache.
+#[derive(Debug)]
+pub struct FreshMachines(Vec<ichor_api::TalosMachine>);
+
+impl std::ops::Deref for FreshMachines {
+    type Target = [ichor_api::TalosMachine];
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+impl FreshMachines {
+    /// For unit tests of this crate only.
+    pub(crate) fn of(machines: &[ichor_api::TalosMachine]) -> Self {
+        Self(machines.to_vec())
     }
 }

@@ -9,38 +9,45 @@ use crate::verdict::{Check, Rule};
 /// had, etcd's member list. `None`: stable.
 ///
 /// An even count of approved control planes or of voters (none at all is not), or a
-/// listed learner or unstarted member.
+/// listed learner or unstarted member. Where several hold, the reason is the first in
+/// this order and the message names them all.
 pub fn transitioning(
     approved: usize,
     members: Option<&Members>,
 ) -> Option<(TransitioningReason, String)> {
+    let even = |n: usize| n > 0 && n.is_multiple_of(2);
+    let mut causes = Vec::new();
+    if even(approved) {
+        causes.push((
+            TransitioningReason::EvenControlPlaneCount,
+            format!("{approved} control planes are approved, an even number"),
+        ));
+    }
     if let Some(members) = members {
-        if let Some(joining) = members.joining().next() {
-            return Some((
-                TransitioningReason::LearnerPresent,
-                format!("etcd lists a member that does not vote yet: {joining}"),
-            ));
-        }
         let voters = members.voters().count();
-        if voters > 0 && voters.is_multiple_of(2) {
-            return Some((
+        if even(voters) {
+            causes.push((
                 TransitioningReason::EvenVoterCount,
                 format!(
-                    "etcd has {voters} voters, an even number: it tolerates no more failures than {} would",
+                    "etcd has {voters} voters, an even number: it survives no more failures than {} would",
                     voters - 1
                 ),
             ));
         }
+        if let Some(joining) = members.joining().next() {
+            causes.push((
+                TransitioningReason::LearnerPresent,
+                format!("etcd lists a member that does not vote yet: {joining}"),
+            ));
+        }
     }
-    if approved > 0 && approved.is_multiple_of(2) {
-        return Some((
-            TransitioningReason::EvenControlPlaneCount,
-            format!(
-                "{approved} control planes are approved, an even number: add one, or remove one"
-            ),
-        ));
-    }
-    None
+    let reason = causes.first()?.0;
+    let message = causes
+        .into_iter()
+        .map(|(_, text)| text)
+        .collect::<Vec<_>>()
+        .join("; ");
+    Some((reason, message))
 }
 
 /// The rule: a disruptive operation that does not end the transition waits for its end.
@@ -54,7 +61,7 @@ pub fn may_disrupt(
             Rule::Transitioning,
             StandstillReason::ClusterTransitioning,
             None,
-            format!("the cluster is transitioning ({reason}): {message}. It goes on by itself when that has ended"),
+            format!("the cluster is transitioning ({reason}): {message}. Add or remove a control plane until their number is odd and every member votes: this goes on by itself then"),
         ),
         Some((reason, _)) => Check::proceed(
             Rule::Transitioning,
