@@ -6,9 +6,13 @@
 
 pub mod assets;
 pub mod controlplane;
+pub mod egress;
 pub mod error;
+pub mod kubelet;
 pub mod net;
 pub mod process;
+pub mod proxy;
+pub mod scheduler;
 pub mod wait;
 
 pub use error::{BedError, Result};
