@@ -184,7 +184,7 @@ fn agreed_leader(
     let voters = list.iter().filter(|m| m.votes()).count();
     let mut followers: BTreeMap<u64, usize> = BTreeMap::new();
     for voter in list.iter().filter(|m| m.votes()) {
-        if let Some(report) = own_report(voter.id, owners, reports) {
+        if let Some(report) = own_report(voter.id, owners, reports).filter(|r| r.leader != 0) {
             *followers.entry(report.leader).or_default() += 1;
         }
     }
@@ -339,11 +339,21 @@ pub fn live_etcd(etcd: &LiveEtcd, target: Target<'_>, declared: i32) -> Check {
             format!("{name} has no member among the {voters} voters: removing it takes no vote away"),
         );
     }
-    if voters == 0 && listed.is_none() {
+    if members.all.is_empty() {
         return Check::proceed(
             Rule::LiveEtcd,
             numbers(0, 0),
             "etcd has no voters: no bootstrap was begun, so there is no quorum to lose",
+        );
+    }
+    if voters == 0 {
+        return stand(
+            StandstillReason::EtcdUnreachable,
+            numbers(0, 0),
+            format!(
+                "etcd lists members and no voter among them, 0 now and 0 without {name}: that is no list of a running etcd. \
+                 See which node gave it (talosctl etcd members) and what its etcd says (talosctl service etcd)"
+            ),
         );
     }
     if healthy < majority {

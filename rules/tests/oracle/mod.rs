@@ -146,17 +146,29 @@ pub fn live_etcd(etcd: &Etcd, target: Option<u64>, long: bool, declared: i64) ->
         Etcd::Silent { no_leader_for_five_minutes } => return silent(*no_leader_for_five_minutes),
         Etcd::Listed(list) => list,
     };
-    // "its member absent, unstarted or a learner in a survivor's list": no voter, and
-    // "such a machine may go at any time".
-    let Some(t) = listed(list, target).filter(|m| m.started && !m.learner) else {
-        return Answer::Proceed;
-    };
     let v = v(list);
     let h = healthy_besides(list, target);
-    let target_healthy = usize::from(t.healthy);
-    if h + target_healthy < v / 2 + 1 {
+    let t = listed(list, target);
+    // "its member absent ... in a survivor's list": no voter, and "such a machine may
+    // go at any time". An empty list stands for "no bootstrap ever begun": the same. One
+    // that has members and no voter is no "member list with a leader".
+    if t.is_none() && (v > 0 || list.is_empty()) {
+        return Answer::Proceed;
+    }
+    // "refused when no member list with a leader can be had".
+    if v == 0 {
+        return Answer::Wait("EtcdUnreachable");
+    }
+    // "when healthy voters, the target included, are fewer than V/2+1". For a learner
+    // and an unstarted member the text says both this and "at any time"; its member is
+    // "removed by ID", which etcd cannot do without a majority, so this comes first.
+    let target_healthy = t.is_some_and(|t| t.healthy && t.started && !t.learner);
+    if h + usize::from(target_healthy) < v / 2 + 1 {
         return Answer::Wait("EtcdUnhealthy");
     }
+    let Some(t) = t.filter(|m| m.started && !m.learner) else {
+        return Answer::Proceed;
+    };
     if h < (v - 1) / 2 + 1 {
         // The text names no reason here. With one voter it is the last; else the ones
         // left would be no majority because others are ill, and they are the remedy.
@@ -265,7 +277,8 @@ pub fn healthy_voters(
     }
     let leader = votes
         .into_iter()
-        .find(|(_, votes)| *votes > voters.len() / 2)
+        // A leader that is not listed belongs to another list than this one.
+        .find(|(id, votes)| *votes > voters.len() / 2 && list.iter().any(|m| m.0 == *id))
         .map(|(leader, _)| leader);
     let Some(leader) = leader else {
         return BTreeSet::new();
