@@ -1,1 +1,3 @@
-//! placeholder
+//! The agent.
+
+pub mod drain;
