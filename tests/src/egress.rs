@@ -90,8 +90,8 @@ impl Egress {
     }
 
     /// What is behind each Service.
-    pub fn endpoints(&self) -> &Endpoints {
-        &self.endpoints
+    pub fn endpoints(&self) -> Arc<Endpoints> {
+        Arc::clone(&self.endpoints)
     }
 }
 

@@ -4,7 +4,9 @@
 //! [`Bed`](bed::Bed) puts it all together; the program `playground` is the same bed for
 //! people. Everything that is started dies with the process that started it.
 
+pub mod agents;
 pub mod assets;
+pub mod bed;
 pub mod controlplane;
 pub mod egress;
 pub mod error;

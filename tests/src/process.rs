@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use crate::error::{BedError, Result};
 
-/// Kills what the pid files in `$1` name, then removes `$2` where it is given.
+/// Kills what the pid files in `$1` name, then removes what the other arguments name.
 /// It reads its standard input until the bed's process, which holds the other end, is gone.
 const REAPER: &str = r#"
 trap '' INT TERM HUP
@@ -31,7 +31,8 @@ for file in "$1"/*.pid; do
   kill -KILL -- "-$pid" 2>/dev/null
   rm -f "$file"
 done
-if [ -n "$2" ]; then rm -rf -- "$2"; fi
+shift
+for dir in "$@"; do rm -rf -- "$dir"; done
 "#;
 
 /// Starts children and sees to it that none outlives the bed.
@@ -45,8 +46,8 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// A supervisor that keeps pid files and logs in `state`. Children that an earlier
-    /// bed left there are killed. With `remove_state`, the folder goes with the bed.
-    pub fn new(state: &Path, remove_state: bool) -> Result<Arc<Self>> {
+    /// bed left there are killed. The folders of `remove` go with the bed.
+    pub fn new(state: &Path, remove: &[&Path]) -> Result<Arc<Self>> {
         let pids = state.join("pids");
         let logs = state.join("logs");
         for dir in [&pids, &logs] {
@@ -56,11 +57,7 @@ impl Supervisor {
         let reaper = Command::new("/bin/sh")
             .args(["-c", REAPER, "ichor-bed-reaper"])
             .arg(&pids)
-            .arg(if remove_state {
-                state.as_os_str()
-            } else {
-                "".as_ref()
-            })
+            .args(remove)
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -188,8 +185,21 @@ impl Process {
 
     /// Waits until it has ended.
     pub async fn wait(&self) -> Option<ExitStatus> {
+        self.exit().await
+    }
+
+    /// A future that waits until it has ended, and holds nothing of it.
+    pub fn exit(&self) -> impl Future<Output = Option<ExitStatus>> + Send + use<> {
         let mut exit = self.exit.clone();
-        exit.wait_for(Option::is_some).await.ok().and_then(|s| *s)
+        async move { exit.wait_for(Option::is_some).await.ok().and_then(|s| *s) }
+    }
+
+    /// How it ended, in words.
+    pub fn exit_text(&self) -> String {
+        match *self.exit.borrow() {
+            Some(status) => status.to_string(),
+            None => "unknown".to_owned(),
+        }
     }
 
     /// Kills it and waits until it is gone.
@@ -217,13 +227,9 @@ impl Process {
 
     /// The error for a process that should be running and is not.
     pub fn ended(&self) -> BedError {
-        let status = match *self.exit.borrow() {
-            Some(status) => status.to_string(),
-            None => "unknown".to_owned(),
-        };
         BedError::Ended {
             name: self.name.clone(),
-            status,
+            status: self.exit_text(),
             log: self.log_tail(15),
         }
     }

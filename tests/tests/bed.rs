@@ -1,17 +1,15 @@
 //! The test bed itself.
-use std::time::{Duration, Instant};
-use ichor_tests::{assets::ControlPlanePrograms, controlplane::*, process::Supervisor};
+use std::time::Instant;
+use ichor_tests::bed::{Bed, BedOptions};
 #[tokio::test(flavor = "multi_thread")]
 async fn the_control_plane_comes_up() {
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let dir = tempfile::tempdir().unwrap();
     let t = Instant::now();
-    let programs = ControlPlanePrograms::find(|l| eprintln!("{l}")).await.unwrap();
-    let supervisor = Supervisor::new(dir.path(), false).unwrap();
-    let plane = ControlPlane::start(&programs, &supervisor, dir.path(), ControlPlaneOptions::default()).await;
-    for f in ["etcd", "kube-apiserver", "kube-controller-manager"] { eprintln!("{f}: {}", ichor_tests::process::log_tail(&supervisor.log_path(f), 8)); }
+    let bed = Bed::start(BedOptions { agents: 0, progress: std::sync::Arc::new(move |l| eprintln!("{:?} {l}", t.elapsed())), ..BedOptions::default() }).await.unwrap();
     eprintln!("{:?}", t.elapsed());
-    let plane = plane.unwrap();
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    plane.check().unwrap();
+    for args in [&["get","nodes,tm,tcl,pods","-A","-o","wide"][..], &["get","all,leases","-A"][..]] {
+    let out = bed.kubectl().args(args).output().unwrap();
+    eprintln!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    }
+    eprintln!("{:?}", t.elapsed());
+    bed.stop().await.unwrap();
 }

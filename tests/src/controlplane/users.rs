@@ -104,3 +104,19 @@ pub(super) fn kubeconfig(contexts: &[Context], users: &[User], ca: &str) -> Resu
         "apiVersion: v1\nkind: Config\ncurrent-context: {current}\nclusters:\n{clusters}users:\n{logins}contexts:\n{names}"
     ))
 }
+
+/// A kubeconfig with one context, authenticated by a bearer token.
+pub(crate) fn kubeconfig_with_token(
+    server: &str,
+    ca: &str,
+    token: &str,
+    namespace: &str,
+) -> String {
+    let ca = base64::engine::general_purpose::STANDARD.encode(ca);
+    format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: it\n\
+         clusters:\n- name: it\n  cluster:\n    server: {server}\n    certificate-authority-data: {ca}\n\
+         users:\n- name: it\n  user:\n    token: {token}\n\
+         contexts:\n- name: it\n  context:\n    cluster: it\n    user: it\n    namespace: {namespace}\n"
+    )
+}

@@ -22,6 +22,7 @@ use crate::error::{BedError, Result};
 use crate::wait::until;
 
 pub use node::{NodeIdentity, NodeRole};
+pub(crate) use pods::{finish, report};
 
 /// Annotation on a pod: `"false"` keeps it from becoming ready.
 pub const READY: &str = "ichor-bed/ready";

@@ -122,8 +122,20 @@ fn running(pod: &Pod) -> serde_json::Value {
     status(pod, wants_ready(pod), 0)
 }
 
-/// The status of a pod whose containers run, `ready` or not, after so many restarts.
-pub(crate) fn status(pod: &Pod, ready: bool, restarts: i32) -> serde_json::Value {
+/// Writes that a pod's containers run, `ready` or not, after so many restarts.
+pub(crate) async fn report(
+    api: &Api<Pod>,
+    pod: &Pod,
+    ready: bool,
+    restarts: i32,
+) -> Result<(), kube::Error> {
+    let patch = Patch::Strategic(status(pod, ready, restarts));
+    api.patch_status(&pod.name_any(), &PatchParams::default(), &patch)
+        .await
+        .map(drop)
+}
+
+fn status(pod: &Pod, ready: bool, restarts: i32) -> serde_json::Value {
     let now = Timestamp::now();
     let (word, reason) = if ready { ("True", "") } else { ("False", "ContainersNotReady") };
     let condition = |type_: &str, status: &str, reason: &str| {
