@@ -1,0 +1,7 @@
+use ichor_rules::ApprovedControlPlanes;
+
+fn none() -> ApprovedControlPlanes {
+    ApprovedControlPlanes::default()
+}
+
+fn main() {}

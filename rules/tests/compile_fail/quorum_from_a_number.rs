@@ -1,0 +1,8 @@
+use ichor_rules::deletion::quorum;
+use ichor_rules::{ApprovedControlPlanes, Check};
+
+fn ask(counted: &ApprovedControlPlanes) -> Check {
+    quorum(counted.n(), "cp-1")
+}
+
+fn main() {}

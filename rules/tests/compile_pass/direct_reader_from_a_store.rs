@@ -1,0 +1,8 @@
+use ichor_rules::DirectReader;
+use kube::Client;
+
+fn reader(client: Client) -> DirectReader {
+    DirectReader::new(client)
+}
+
+fn main() {}

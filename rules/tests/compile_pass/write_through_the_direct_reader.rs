@@ -1,0 +1,7 @@
+use ichor_rules::DirectReader;
+
+fn writer(reader: &DirectReader) -> DirectReader {
+    reader.clone()
+}
+
+fn main() {}
