@@ -4,6 +4,7 @@
 //! Only [`reader`] and [`connect`] do I/O; [`count::count_approved`] is the only maker of
 //! the count that the quorum rule takes, so that no cached number can reach it.
 
+pub mod belonging;
 pub mod connect;
 pub mod count;
 pub mod deletion;
@@ -13,6 +14,7 @@ pub mod reader;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod transition;
+pub mod unique;
 pub mod verdict;
 pub mod workers;
 
