@@ -15,6 +15,7 @@ pub mod net;
 pub mod process;
 pub mod proxy;
 pub mod scheduler;
+pub mod shared;
 pub mod wait;
 
 pub use error::{BedError, Result};

@@ -40,6 +40,8 @@ for dir in "$@"; do rm -rf -- "$dir"; done
 pub struct Supervisor {
     pids: PathBuf,
     logs: PathBuf,
+    // Held while the bed lives: two beds in one folder would kill each other's children.
+    _lock: File,
     // Its standard input is the rope: the reaper acts when it is let go.
     reaper: std::sync::Mutex<std::process::Child>,
 }
@@ -52,6 +54,14 @@ impl Supervisor {
         let logs = state.join("logs");
         for dir in [&pids, &logs] {
             fs::create_dir_all(dir).map_err(|e| BedError::file(dir, e))?;
+        }
+        let lock_path = state.join("lock");
+        let lock = File::create(&lock_path).map_err(|e| BedError::file(&lock_path, e))?;
+        if lock.try_lock().is_err() {
+            return Err(BedError::Refused(format!(
+                "a bed lives in {} already: stop it, or take another folder",
+                state.display()
+            )));
         }
         kill_stale(&pids)?;
         let reaper = Command::new("/bin/sh")
@@ -68,6 +78,7 @@ impl Supervisor {
         Ok(Arc::new(Self {
             pids,
             logs,
+            _lock: lock,
             reaper: std::sync::Mutex::new(reaper),
         }))
     }
