@@ -7,9 +7,9 @@
 use std::future::Future;
 use std::time::Duration;
 
-use crate::permit::{DisruptiveLock, Permit};
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
+use ichor_lock::{DisruptiveLock, Permit};
 use tokio::time::timeout;
 use tonic::{Request, Status};
 
@@ -170,7 +170,14 @@ impl TalosClient {
             .begin()
             .map_err(|stale| CallError::PermitStale(stale.to_string()))?;
         let answer = timeout(deadline, call(request)).await;
-        sending.finish();
+        let guard = sending.finish();
+        if !guard.lock_held {
+            // Another operation may have begun meanwhile: no answer settles anything now.
+            let lost = guard.lost.map_or_else(String::new, |lost| format!(": {lost}"));
+            return Err(CallError::UnknownOutcome(format!(
+                "{label}: the cluster lock was lost while the call ran{lost}"
+            )));
+        }
         match answer {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) => Err(classify(Kind::Irreversible, &label, &status)),

@@ -20,7 +20,6 @@ pub mod events;
 pub mod irreversible;
 pub mod maintenance;
 pub mod model;
-pub mod permit;
 pub mod proto;
 mod transport;
 
