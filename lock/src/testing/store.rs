@@ -1,65 +1,13 @@
-//! A clock that is moved by hand and a Lease store in memory that fails on demand, for the tests
-//! of this crate and of those that stand on it.
+//! A Lease in memory that fails on demand.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::{Clock, LeaseError, LeaseKey, LeaseRecord, LeaseStore, LeaseWrite};
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A clock that a test moves; one per simulated process. Clones share the time.
-///
-/// A frozen process is one whose clock was advanced while none of its timers ran.
-#[derive(Clone, Debug)]
-pub struct ManualClock {
-    ahead: Arc<Mutex<Duration>>,
-    follows: Option<tokio::time::Instant>,
-}
-
-impl ManualClock {
-    /// Stands still until it is advanced.
-    #[must_use]
-    pub fn new() -> Self {
-        Self {
-            ahead: Arc::default(),
-            follows: None,
-        }
-    }
-
-    /// Goes with tokio's clock, which a test may have paused, and can be advanced beyond it.
-    #[must_use]
-    pub fn following_tokio() -> Self {
-        Self {
-            follows: Some(tokio::time::Instant::now()),
-            ..Self::new()
-        }
-    }
-
-    /// Moves it forwards, and nothing else: no timer fires by it.
-    pub fn advance(&self, by: Duration) {
-        *lock(&self.ahead) += by;
-    }
-}
-
-impl Default for ManualClock {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Clock for ManualClock {
-    fn now(&self) -> Duration {
-        let followed = self.follows.map_or(Duration::ZERO, |start| start.elapsed());
-        // Never near zero, where a subtraction could hide a mistake.
-        Duration::from_secs(1_000_000) + followed + *lock(&self.ahead)
-    }
-}
+use super::lock;
+use crate::{LeaseError, LeaseKey, LeaseRecord, LeaseStore, LeaseWrite};
 
 /// What goes wrong with one call to a [`MemoryStore`].
 #[derive(Clone, Debug, PartialEq, Eq)]
