@@ -12,10 +12,12 @@ pub mod egress;
 pub mod error;
 pub mod kubelet;
 pub mod net;
+pub mod playground;
 pub mod process;
 pub mod proxy;
 pub mod scheduler;
 pub mod shared;
+pub mod sim;
 pub mod wait;
 
 pub use error::{BedError, Result};
