@@ -11,6 +11,7 @@ use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 
 use super::calls::{bounded, is_not_found, node};
+use super::pass::Held;
 use super::{DrainError, FIELD_MANAGER};
 
 /// How often a patch is tried against a Node that changes under it. The kubelet writes a
@@ -43,16 +44,17 @@ fn mark(node: &Node) -> Option<&str> {
 /// A Node that is unschedulable already is left as it is: that cordon is somebody else's,
 /// or ours of an earlier pass. Returns the Node's UID, `None` where there is no such Node.
 pub async fn cordon(
-    _lock: &DisruptiveLock,
+    lock: &DisruptiveLock,
     client: &Client,
     node_name: &str,
     operation_uid: &str,
     limit: Duration,
 ) -> Result<Option<String>, DrainError> {
-    ensure(client, node_name, operation_uid, limit).await
+    ensure(&|| !lock.is_lost(), client, node_name, operation_uid, limit).await
 }
 
 pub(super) async fn ensure(
+    held: Held<'_>,
     client: &Client,
     node_name: &str,
     operation_uid: &str,
@@ -65,6 +67,9 @@ pub(super) async fn ensure(
         };
         if unschedulable(&found) {
             return Ok(found.uid());
+        }
+        if !held() {
+            return Err(DrainError::LockLost);
         }
         let patch = json!({
             "metadata": {

@@ -52,6 +52,11 @@ pub enum DrainError {
         "spec.drain.skipSelector cannot be used, so nothing was cordoned or evicted: {0}. Correct it on the TalosCluster or the TalosMachine"
     )]
     Selector(#[from] SelectorError),
+    /// The cluster lock is lost: somebody else may be at work.
+    #[error(
+        "the cluster lock was lost while the Node was being drained: no further pod was evicted, and the drain goes on once the lock is held again"
+    )]
+    LockLost,
     /// The API server refused a call.
     #[error("failed to {what}: {source}")]
     Api {

@@ -24,15 +24,19 @@ use super::{AgentPod, DrainError, DrainLimits, DrainOutcome, DrainPass, DrainReq
 /// evictions, and another look at the pods if one of them went (at the budgets, if one of
 /// them refused with numbers that have changed).
 ///
-/// Errors: options that cannot be used (nothing was done then), and calls that the API
-/// server refused or did not answer. What became of a single eviction is no error.
+/// Errors: options that cannot be used (nothing was done then), calls that the API server
+/// refused or did not answer, and a lock that is lost: no eviction is begun after that.
+/// What became of a single eviction is no error.
 pub async fn pass(
-    _lock: &DisruptiveLock,
+    lock: &DisruptiveLock,
     client: &Client,
     request: DrainRequest<'_>,
 ) -> Result<DrainPass, DrainError> {
-    run(client, &request).await
+    run(&|| !lock.is_lost(), client, &request).await
 }
+
+/// Whether the lock is still ours; asked before everything that changes something.
+pub(super) type Held<'a> = &'a (dyn Fn() -> bool + Sync);
 
 /// What is on the Node, sorted by what is to become of it.
 struct Scene<'p> {
@@ -130,12 +134,14 @@ impl<'p> Scene<'p> {
 }
 
 pub(super) async fn run(
+    held: Held<'_>,
     client: &Client,
     request: &DrainRequest<'_>,
 ) -> Result<DrainPass, DrainError> {
     let policy = DrainPolicy::new(request.options)?;
     let limits = &request.limits;
-    let cordoned = cordon::ensure(client, request.node, request.operation_uid, limits.read).await?;
+    let (node, operation) = (request.node, request.operation_uid);
+    let cordoned = cordon::ensure(held, client, node, operation, limits.read).await?;
     let Some(node_uid) = cordoned else {
         return Ok(DrainPass {
             status: request.previous.cloned().unwrap_or_default(),
@@ -169,6 +175,7 @@ pub(super) async fn run(
             .filter(|_| namespaces.len() == 1);
         known = budgets(client, only, limits.read).await?;
         let answers = send(
+            held,
             client,
             &to_evict,
             &known,
@@ -176,6 +183,9 @@ pub(super) async fn run(
             limits,
         )
         .await;
+        if !held() {
+            return Err(DrainError::LockLost);
+        }
         went = answers
             .iter()
             .any(|a| matches!(a, Sent::Answered(Answer::Admitted | Answer::Gone)));
@@ -275,11 +285,14 @@ impl AgentPod {
 /// would keep the last replica (spec section 5, step 3). Only this very pod (UID); one
 /// that is gone already is fine.
 pub async fn delete_agent_pod(
-    _lock: &DisruptiveLock,
+    lock: &DisruptiveLock,
     client: &Client,
     pod: &AgentPod,
     limits: &DrainLimits,
 ) -> Result<(), DrainError> {
+    if lock.is_lost() {
+        return Err(DrainError::LockLost);
+    }
     delete(client, pod, limits).await
 }
 

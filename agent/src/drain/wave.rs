@@ -21,6 +21,7 @@ use tokio::time::Instant;
 
 use super::DrainLimits;
 use super::evict::{Answer, evict};
+use super::pass::Held;
 
 /// What became of one pod in a wave.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +32,7 @@ pub(super) enum Sent {
     SameBudget(String),
     /// Not asked: the API would answer with a server error. Names of the budgets.
     SeveralBudgets(Vec<String>),
-    /// Not asked: the pass had run long enough.
+    /// Not asked: the pass had run long enough, or the lock was lost.
     NotYet,
 }
 
@@ -56,6 +57,7 @@ struct Group<'p> {
 /// Asks for the eviction of `pods`, in their order within each group; answers in the
 /// order of `pods`.
 pub(super) async fn send(
+    held: Held<'_>,
     client: &Client,
     pods: &[&Pod],
     budgets: &[PodDisruptionBudget],
@@ -102,9 +104,16 @@ pub(super) async fn send(
     let room = Semaphore::new(limits.in_flight.max(1));
     let until = Instant::now() + limits.begin_within;
     let groups = std::iter::once(free).chain(budgeted.into_values());
-    let answers = join_all(
-        groups.map(|group| group.send(client, grace_period_seconds, &room, until, limits.evict)),
-    )
+    let answers = join_all(groups.map(|group| {
+        group.send(
+            held,
+            client,
+            grace_period_seconds,
+            &room,
+            until,
+            limits.evict,
+        )
+    }))
     .await;
     for (index, answer) in answers.into_iter().flatten() {
         sent[index] = answer;
@@ -120,6 +129,7 @@ impl<'p> Group<'p> {
 
     async fn send(
         self,
+        held: Held<'_>,
         client: &Client,
         grace_period_seconds: Option<i64>,
         room: &Semaphore,
@@ -134,7 +144,7 @@ impl<'p> Group<'p> {
                 if let Some(text) = refusal.get().filter(|_| shared) {
                     return (index, Sent::SameBudget(String::clone(text)));
                 }
-                if Instant::now() >= until {
+                if Instant::now() >= until || !held() {
                     return (index, Sent::NotYet);
                 }
                 let answer = evict(client, pod, grace_period_seconds, limit).await;

@@ -53,6 +53,15 @@ impl Ask {
     }
 
     async fn try_run(&self, fake: &Fake) -> Result<DrainPass, super::DrainError> {
+        self.run_while(fake, &|| true).await
+    }
+
+    /// With a lock that is ours for as long as `held` says so.
+    async fn run_while(
+        &self,
+        fake: &Fake,
+        held: super::pass::Held<'_>,
+    ) -> Result<DrainPass, super::DrainError> {
         let request = DrainRequest {
             node: "worker-1",
             operation_uid: "op-1",
@@ -64,7 +73,7 @@ impl Ask {
             now: now(),
             limits: self.limits.clone(),
         };
-        super::pass::run(&fake.client(), &request).await
+        super::pass::run(held, &fake.client(), &request).await
     }
 }
 

@@ -426,3 +426,27 @@ async fn a_pass_that_has_run_long_enough_leaves_the_rest_to_the_next_one() {
     assert_eq!(reasons(&pass), [("a", "Waiting"), ("b", "Waiting")]);
     assert_eq!(fake.evicted(), Vec::<String>::new());
 }
+
+#[tokio::test]
+async fn with_the_lock_lost_nothing_more_is_begun() {
+    let fake = Fake::with([pod("web", "web")]);
+    let error = Ask::default()
+        .run_while(&fake, &|| false)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, DrainError::LockLost));
+    // The Node was read; it was not cordoned.
+    assert_eq!(fake.calls().len(), 1);
+
+    let fake = Fake::with((0..200).map(|i| pod(&format!("web-{i:03}"), "web")));
+    let seen = fake.clone();
+    let held = move || seen.evicted().len() < 40;
+    let error = Ask::default().run_while(&fake, &held).await.unwrap_err();
+    assert!(matches!(error, DrainError::LockLost));
+    // Those in flight when it was lost are answered; no other is sent.
+    assert!(
+        (40..=104).contains(&fake.evicted().len()),
+        "{}",
+        fake.evicted().len()
+    );
+}
