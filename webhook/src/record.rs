@@ -183,7 +183,12 @@ fn is_passing(error: &kube::Error) -> bool {
 
 fn shows(object: &Value, request: &Request, crossing: &Crossing, uid: &str) -> bool {
     if !uid.is_empty() && objects::text(object, "/metadata/uid") != uid {
-        return true;
+        // Another object of that name: the one that was written is gone.
+        return request.operation == Operation::Delete
+            || request
+                .old_object
+                .as_ref()
+                .is_some_and(objects::is_being_deleted);
     }
     if request.operation == Operation::Delete {
         return objects::is_being_deleted(object);
@@ -226,7 +231,10 @@ async fn waive_last_worker(
             .await;
         match write {
             Ok(_) => return Ok(()),
-            Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
+            // It is gone, or another object has its name.
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {
+                return Ok(());
+            }
             Err(error) if !is_passing(&error) => return Err(error),
             Err(_) => tokio::time::sleep(pause).await,
         }

@@ -18,7 +18,7 @@ use crate::tls::TlsError;
 use crate::tls::served::validity;
 
 /// Certificates are made out from this long ago: the API server's clock may be behind.
-const BACKDATED: Duration = Duration::from_secs(24 * 3600);
+const BACKDATED: Duration = Duration::from_hours(24);
 
 /// How long certificates live.
 #[derive(Clone, Copy, Debug)]
@@ -34,11 +34,10 @@ pub struct Lifetimes {
 
 impl Default for Lifetimes {
     fn default() -> Self {
-        const DAY: u64 = 24 * 3600;
         Self {
-            authority: Duration::from_secs(365 * DAY),
-            leaf: Duration::from_secs(14 * DAY),
-            overlap: Duration::from_secs(600),
+            authority: Duration::from_hours(365 * 24),
+            leaf: Duration::from_hours(14 * 24),
+            overlap: Duration::from_mins(10),
         }
     }
 }
@@ -126,10 +125,6 @@ impl Authority {
         self.not_after.duration_since(now) < life / 3
     }
 
-    fn is_valid(&self, now: Timestamp) -> bool {
-        self.not_before <= now && now < self.not_after
-    }
-
     /// A leaf for `server_name` with a key of its own: chain and key, as PEM. It never
     /// outlives the authority.
     pub fn leaf(
@@ -188,8 +183,11 @@ impl Authorities {
         })
     }
 
-    /// Reads them from a Secret's data. Errors: the active one is missing, broken or not
-    /// valid at `now`. A broken successor counts as none.
+    /// Reads them from a Secret's data. A broken successor counts as none.
+    ///
+    /// Errors: the active one is missing, broken or expired at `now`. One that is not
+    /// valid yet is none: it is this machine's clock that is behind, and no reason to
+    /// make another.
     pub fn read(data: &BTreeMap<String, ByteString>, now: Timestamp) -> Result<Self, TlsError> {
         let text = |key: &str| {
             data.get(key)
@@ -201,18 +199,15 @@ impl Authorities {
         };
         let next = pair("the next certificate authority", keys::NEXT).ok();
         let active = pair("the certificate authority", keys::ACTIVE)?;
-        if !active.is_valid(now) {
+        if now >= active.not_after {
             return Err(unusable(
                 "the certificate authority",
-                format!(
-                    "it is valid from {} to {}, and it is {now} now",
-                    active.not_before, active.not_after
-                ),
+                format!("it expired at {}, and it is {now} now", active.not_after),
             ));
         }
         Ok(Self {
             active,
-            next: next.filter(|next| next.is_valid(now)),
+            next: next.filter(|next| now < next.not_after),
             previous: Some(text(keys::PREVIOUS).to_owned())
                 .filter(|pem| certificate_is_valid(pem, now)),
         })

@@ -124,7 +124,7 @@ pub struct Keeper {
 }
 
 enum Source {
-    Folder(folder::Folder),
+    Folder(Box<folder::Folder>),
     Own(Box<own::OwnAuthority>),
 }
 
@@ -133,11 +133,11 @@ impl Keeper {
     pub fn new(config: &WebhookConfig, client: Client, certificates: Arc<Certificates>) -> Self {
         let publisher = publish::Publisher::new(config, client.clone());
         let source = match &config.tls {
-            TlsSource::Folder(path) => Source::Folder(folder::Folder::new(
+            TlsSource::Folder(path) => Source::Folder(Box::new(folder::Folder::new(
                 path.clone(),
                 config.server_name(),
                 publisher,
-            )),
+            ))),
             TlsSource::Own { secret, lifetimes } => Source::Own(Box::new(own::OwnAuthority::new(
                 client,
                 &config.namespace,
