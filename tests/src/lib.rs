@@ -19,5 +19,6 @@ pub mod scheduler;
 pub mod shared;
 pub mod sim;
 pub mod wait;
+pub mod workload;
 
 pub use error::{BedError, Result};

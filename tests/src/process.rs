@@ -28,7 +28,7 @@ for file in "$1"/*.pid; do
     now=$(sed 's/.*) //' "/proc/$pid/stat" | cut -d' ' -f20)
     [ "$now" = "$start" ] || continue
   fi
-  kill -KILL -- "-$pid" 2>/dev/null
+  kill -s KILL -- "-$pid" 2>/dev/null
   rm -f "$file"
 done
 shift

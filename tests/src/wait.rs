@@ -43,11 +43,10 @@ impl Deadline {
 
 /// Calls `look` until it gives a value, at most for `limit`. `look` says in the `Err`
 /// case what stands in the way.
-pub async fn until<T>(
-    limit: Duration,
-    what: &str,
-    mut look: impl AsyncFnMut() -> std::result::Result<T, String>,
-) -> Result<T> {
+pub async fn until<T, F>(limit: Duration, what: &str, mut look: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = std::result::Result<T, String>>,
+{
     let deadline = Deadline::after(limit);
     loop {
         match look().await {

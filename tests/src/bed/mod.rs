@@ -1,5 +1,6 @@
 //! Everything together: control plane, nodes, kubelets, proxy, the cluster `demo`, agents.
 
+mod nodes;
 pub mod objects;
 mod options;
 
@@ -25,6 +26,7 @@ use crate::kubelet::{Kubelets, NodeIdentity, NodeRole};
 use crate::process::Supervisor;
 use crate::proxy::ApiProxy;
 use crate::scheduler;
+use crate::sim::{SimCluster, SimOptions, TalosVersion};
 use crate::wait::until;
 
 use objects::Machine;
@@ -43,12 +45,15 @@ const KUBERNETES: &str = "v1.36.3";
 pub struct Bed {
     // In the order in which they are to go.
     agents: Option<Agents>,
-    _scheduler: AbortOnDropHandle<()>,
+    tasks: Vec<AbortOnDropHandle<()>>,
     kubelets: Arc<Kubelets>,
     proxy: ApiProxy,
     egress: Egress,
     plane: ControlPlane,
+    sim: SimCluster,
     nodes: Vec<NodeInfo>,
+    spare: Option<NodeInfo>,
+    sockets: PathBuf,
     kubeconfig: PathBuf,
     state: PathBuf,
     options: BedOptions,
@@ -81,6 +86,9 @@ impl Bed {
                 options.agents
             )));
         }
+        let version = TalosVersion::parse(&options.talos).ok_or_else(|| {
+            BedError::Refused(format!("no Talos {}: 1.13 and 1.14 are simulated", options.talos))
+        })?;
         // Somebody may have chosen one already; both are fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let say = Arc::clone(&options.progress);
@@ -106,21 +114,37 @@ impl Bed {
             }
         };
 
-        let nodes = node_infos(&options);
         let egress = Egress::start(&sockets.join("egress.sock"))?;
-        say("starting the control plane");
-        let plane = ControlPlane::start(
-            &programs,
-            &supervisor,
-            &state,
-            ControlPlaneOptions {
-                storage: Storage::Own,
+        let start_sim = async {
+            let mut sim = SimOptions::new(
+                state.join("machines"),
+                Arc::clone(&supervisor),
+                programs.etcd(),
+            );
+            sim.control_planes = options.control_planes;
+            sim.workers = options.workers;
+            sim.version = version;
+            sim.timings = options.timings;
+            SimCluster::start(sim).await
+        };
+        let start_plane = async |storage| {
+            let plane = ControlPlaneOptions {
+                storage,
                 node_monitor_grace: options.node_monitor_grace,
                 egress: Some(egress.socket().to_owned()),
                 users: options.users.clone(),
-            },
-        )
-        .await?;
+            };
+            ControlPlane::start(&programs, &supervisor, &state, plane).await
+        };
+        say("starting the machines and the control plane");
+        let (sim, plane) = match options.etcd {
+            EtcdMode::Separate => tokio::try_join!(start_sim, start_plane(Storage::Own))?,
+            EtcdMode::Shared => {
+                let sim = start_sim.await?;
+                let urls = sim.etcd_client_urls();
+                (sim, start_plane(Storage::Shared(urls)).await?)
+            }
+        };
         let proxy = ApiProxy::start(plane.url(), plane.authority()).await?;
         let kubeconfig = objects::write_kubeconfig(&state, &kubeconfig(&plane, &proxy)?)?;
         let client = plane.client("bed").await?;
@@ -147,20 +171,29 @@ impl Bed {
             }),
         );
 
+        let spare_name = format!("cp-{}", options.control_planes + 1);
+        let (spare, nodes): (Vec<_>, Vec<_>) = sim
+            .nodes()
+            .iter()
+            .map(|node| nodes::info(node))
+            .partition(|node| node.name == spare_name);
         let mut bed = Self {
             agents: None,
-            _scheduler: scheduler,
+            tasks: vec![scheduler],
             kubelets,
             proxy,
             egress,
             plane,
+            sim,
             nodes,
+            spare: spare.into_iter().next(),
+            sockets,
             kubeconfig,
             state,
             options,
             supervisor,
         };
-        bed.start_nodes(&client).await?;
+        bed.start_nodes(version).await?;
         if let Some(program) = agent_program {
             bed.start_agents(&client, program).await?;
         }
@@ -169,8 +202,7 @@ impl Bed {
         Ok(bed)
     }
 
-    async fn start_nodes(&self, _client: &Client) -> Result<()> {
-        let say = &self.options.progress;
+    async fn start_nodes(&mut self, version: TalosVersion) -> Result<()> {
         if self.options.agents > 0 && self.options.agent_placement == AgentPlacement::Aside {
             self.kubelets
                 .run(NodeIdentity {
@@ -184,19 +216,14 @@ impl Bed {
                 })
                 .await?;
         }
-        say("waiting for the Nodes to be Ready");
-        for node in &self.nodes {
-            self.kubelets
-                .run(NodeIdentity {
-                    name: node.name.clone(),
-                    role: if node.role == "worker" { NodeRole::Worker } else { NodeRole::ControlPlane { schedulable: self.options.workers == 0 } },
-                    address: std::net::Ipv4Addr::LOCALHOST.into(),
-                    system_uuid: uuid(),
-                    boot_id: uuid(),
-                    kubelet_version: KUBERNETES.to_owned(),
-                    os_image: format!("Talos (v{})", self.options.talos),
-                })
-                .await?;
+        (self.options.progress)("waiting for the Nodes to be Ready");
+        for node in self.sim.nodes() {
+            self.tasks.push(nodes::follow(
+                Arc::clone(node),
+                Arc::clone(&self.kubelets),
+                self.options.workers == 0,
+                version.tag(),
+            ));
         }
         for node in &self.nodes {
             self.kubelets
@@ -209,7 +236,6 @@ impl Bed {
     async fn start_agents(&mut self, client: &Client, program: PathBuf) -> Result<()> {
         let dir = self.state.join("agents");
         fs::create_dir_all(&dir).map_err(|e| BedError::file(&dir, e))?;
-        // A copy: a later build must not change what a restart runs.
         let copy = dir.join("ichor-agent");
         copy_program(&program, &copy)?;
         let agents = Agents::start(
@@ -236,18 +262,16 @@ impl Bed {
 
     /// Declares the cluster and its machines.
     async fn declare(&self, client: &Client) -> Result<()> {
-        let talosconfig = "";
-        objects::create_talosconfig(client, talosconfig).await?;
-        let machines: Vec<Machine> = self
-            .nodes
-            .iter()
-            .map(|node| Machine {
-                name: node.name.clone(),
-                role: node.role,
-                address: node.address.clone(),
-                approved: true,
-            })
-            .collect();
+        objects::create_talosconfig(client, &self.sim.talosconfig()?).await?;
+        let machine = |node: &NodeInfo, approved| Machine {
+            name: node.name.clone(),
+            role: node.role,
+            address: node.address.clone(),
+            approved,
+        };
+        let approved = self.nodes.iter().map(|node| machine(node, true));
+        let pending = self.spare.iter().map(|node| machine(node, false));
+        let machines: Vec<Machine> = approved.chain(pending).collect();
         (self.options.progress)("declaring the cluster and its machines");
         objects::create_cluster(client, self.options.declared_count(), &machines).await
     }
@@ -315,6 +339,16 @@ impl Bed {
         &self.nodes
     }
 
+    /// The spare control plane, as it was at the start: in maintenance.
+    pub fn spare(&self) -> Option<&NodeInfo> {
+        self.spare.as_ref()
+    }
+
+    /// A folder with a short path, for Unix sockets; it goes with the bed.
+    pub(crate) fn sockets(&self) -> &Path {
+        &self.sockets
+    }
+
     /// A new client of `user` (`admin`, `editor`, `viewer`, or one of the options'), for
     /// the runtime that it is made on.
     pub async fn client(&self, user: &str) -> Result<Client> {
@@ -346,6 +380,7 @@ impl Bed {
         {
             tracing::debug!(%error, "no agent to kill");
         }
+        self.tasks.clear();
         self.plane.stop().await
     }
 }
@@ -367,19 +402,6 @@ async fn agent_program(options: &BedOptions) -> Result<PathBuf> {
         (options.progress)(line);
     })
     .await
-}
-
-fn node_infos(options: &BedOptions) -> Vec<NodeInfo> {
-    let names = |role, prefix: &'static str, count| {
-        (1..=count).map(move |number| NodeInfo {
-            name: format!("{prefix}-{number}"),
-            role,
-            address: "127.0.0.1:1".to_owned(),
-        })
-    };
-    names("controlplane", "cp", options.control_planes)
-        .chain(names("worker", "worker", options.workers))
-        .collect()
 }
 
 /// A random UUID, version 4.
@@ -405,9 +427,18 @@ fn temporary(prefix: &str) -> Result<PathBuf> {
         .map_err(|e| BedError::io("failed to make a temporary folder", e))
 }
 
-fn copy_program(from: &Path, to: &Path) -> Result<()> {
+/// Copies a program: what a later build does to the original changes nothing here.
+pub(crate) fn copy_program(from: &Path, to: &Path) -> Result<()> {
     let _ = fs::remove_file(to);
     fs::copy(from, to)
         .map(drop)
         .map_err(|e| BedError::file(from, e))
+}
+
+/// Writes a script.
+pub(crate) fn write_program(path: &Path, text: &str) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::write(path, text).map_err(|e| BedError::file(path, e))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .map_err(|e| BedError::file(path, e))
 }

@@ -53,6 +53,8 @@ pub struct BedOptions {
     pub node_monitor_grace: Duration,
     /// How the kubelet stand-in behaves.
     pub kubelet: KubeletOptions,
+    /// How long things take on the simulated machines.
+    pub timings: crate::sim::Timings,
     /// Users besides `admin`, `editor` and `viewer`.
     pub users: Vec<User>,
     /// The folder that the bed lives in; without it a temporary one, which goes with the bed.
@@ -76,6 +78,7 @@ impl Default for BedOptions {
             agent_placement: AgentPlacement::Aside,
             node_monitor_grace: Duration::from_secs(5),
             kubelet: KubeletOptions::default(),
+            timings: crate::sim::Timings::default(),
             users: Vec::new(),
             state: None,
             wait_for_adoption: true,

@@ -37,6 +37,7 @@ pub enum Command {
         /// Only those of this node.
         #[arg(long)]
         node: Option<String>,
+        /// How to print it.
         #[command(flatten)]
         output: Output,
     },
@@ -104,11 +105,13 @@ pub enum ApiAction {
     Delay {
         /// By how many milliseconds.
         ms: u64,
+        /// Which requests.
         #[command(flatten)]
         which: Which,
     },
     /// They are applied, then the connection is cut without an answer.
     DropAnswer {
+        /// Which requests.
         #[command(flatten)]
         which: Which,
     },
@@ -120,6 +123,7 @@ pub enum ApiAction {
         /// Apply them first.
         #[arg(long)]
         after: bool,
+        /// Which requests.
         #[command(flatten)]
         which: Which,
     },
@@ -132,6 +136,7 @@ pub enum ApiAction {
     Clear,
     /// Count the requests that went through, or (-o json) list them.
     Requests {
+        /// How to print it.
         #[command(flatten)]
         output: Output,
     },
@@ -172,6 +177,7 @@ pub enum AgentAction {
     },
     /// Show how each agent stands.
     Status {
+        /// How to print it.
         #[command(flatten)]
         output: Output,
     },
@@ -183,6 +189,7 @@ pub enum AgentAction {
 pub enum EtcdAction {
     /// List the members.
     Members {
+        /// How to print it.
         #[command(flatten)]
         output: Output,
     },
