@@ -122,19 +122,14 @@ pub fn count(machines: &FreshMachines, target: &str, basis: Basis<'_>) -> Approv
 
 fn is_counted(machine: &TalosMachine, name: &str, is_target: bool, basis: Basis<'_>) -> bool {
     match basis {
-        Basis::Admission => {
-            !recorded_as_no_voter(machine)
-                && !leave_confirmed(machine)
-                && (is_target || !machine.is_being_deleted())
-        }
         // The live list is the truth, whatever the record says: one that is a voter
         // after all counts, rejoined or not.
         Basis::UnderLock {
             voters: Some(voters),
         } => voters.contains(name),
-        // Nothing shows a sibling being deleted to be a voter, so it is none: the low
-        // side is the safe one.
-        Basis::UnderLock { voters: None } => {
+        // Without a list too, nothing shows a sibling being deleted to be a voter, so it
+        // is none: the low side is the safe one.
+        Basis::Admission | Basis::UnderLock { voters: None } => {
             !recorded_as_no_voter(machine)
                 && !leave_confirmed(machine)
                 && (is_target || !machine.is_being_deleted())

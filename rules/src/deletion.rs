@@ -40,7 +40,9 @@ pub fn quorum(counted: &ApprovedControlPlanes, target: &str) -> Check {
         return Check::proceed(
             Rule::Quorum,
             Some((number(n), number(n))),
-            format!("{target} is no voting control plane: removing it takes nothing from the {n} that are"),
+            format!(
+                "{target} is no voting control plane: removing it takes nothing from the {n} that are"
+            ),
         );
     }
     let left = n - 1;
@@ -130,7 +132,11 @@ pub fn declared_count(
              Join and approve another control plane ({n} now, {} needed){}",
             declared + 1,
             // Lowering it helps only where what is left meets the next size down.
-            if declared > 3 && left >= 3 { ", or lower spec.controlPlane.count" } else { "" }
+            if declared > 3 && left >= 3 {
+                ", or lower spec.controlPlane.count"
+            } else {
+                ""
+            }
         ),
     )
 }

@@ -328,15 +328,16 @@ pub fn live_etcd(etcd: &LiveEtcd, target: Target<'_>, declared: i32) -> Check {
     let majority = voters / 2 + 1;
     let after = voters - usize::from(counts);
     let needed_after = after / 2 + 1;
-    let stand = |reason, numbers, message: String| {
-        Check::wait(Rule::LiveEtcd, reason, numbers, message)
-    };
+    let stand =
+        |reason, numbers, message: String| Check::wait(Rule::LiveEtcd, reason, numbers, message);
 
     if listed.is_none() && voters > 0 {
         return Check::proceed(
             Rule::LiveEtcd,
             numbers(voters, voters),
-            format!("{name} has no member among the {voters} voters: removing it takes no vote away"),
+            format!(
+                "{name} has no member among the {voters} voters: removing it takes no vote away"
+            ),
         );
     }
     if members.all.is_empty() {
@@ -407,10 +408,7 @@ pub fn live_etcd(etcd: &LiveEtcd, target: Target<'_>, declared: i32) -> Check {
                 ),
             );
         }
-        if let Some(joining) = members
-            .joining()
-            .find(|m| Some(m.id) != target.member_id)
-        {
+        if let Some(joining) = members.joining().find(|m| Some(m.id) != target.member_id) {
             return stand(
                 StandstillReason::LearnerPresent,
                 numbers(voters, after),
@@ -502,7 +500,11 @@ pub fn member_owners(members: &Members, target: Target<'_>, duplicates: &[String
         .collect();
     let count = i64::try_from(unknown.len()).unwrap_or(i64::MAX);
     if unknown.is_empty() {
-        return Check::proceed(Rule::MemberOwners, None, "every etcd member belongs to a machine");
+        return Check::proceed(
+            Rule::MemberOwners,
+            None,
+            "every etcd member belongs to a machine",
+        );
     }
     let known_ill = target
         .member_id
@@ -516,7 +518,11 @@ pub fn member_owners(members: &Members, target: Target<'_>, duplicates: &[String
         return Check::proceed(
             Rule::MemberOwners,
             Some((count, count)),
-            format!("unknown etcd members ({}), but {} is no healthy voter: removing it is how the cluster heals", unknown.join("; "), target.machine),
+            format!(
+                "unknown etcd members ({}), but {} is no healthy voter: removing it is how the cluster heals",
+                unknown.join("; "),
+                target.machine
+            ),
         );
     }
     Check::wait(
@@ -557,7 +563,10 @@ pub fn away(etcd: &LiveEtcd, target: Target<'_>) -> Check {
         .count();
     let figures = numbers(voters, healthy_others);
     if healthy_others < majority {
-        let sole = voters == 1 && target.member_id.is_some_and(|id| members.by_id(id).is_some_and(|m| m.listed.votes()));
+        let sole = voters == 1
+            && target
+                .member_id
+                .is_some_and(|id| members.by_id(id).is_some_and(|m| m.listed.votes()));
         let others: Vec<&Member> = members
             .voters()
             .filter(|m| Some(m.listed.id) != target.member_id)
@@ -567,7 +576,10 @@ pub fn away(etcd: &LiveEtcd, target: Target<'_>) -> Check {
         } else if healthy_others == others.len() {
             "Join and approve another control plane first".to_owned()
         } else {
-            format!("Bring the unhealthy ones back first ({})", why_unhealthy(&others))
+            format!(
+                "Bring the unhealthy ones back first ({})",
+                why_unhealthy(&others)
+            )
         };
         return Check::wait(
             Rule::Away,
@@ -582,6 +594,9 @@ pub fn away(etcd: &LiveEtcd, target: Target<'_>) -> Check {
     Check::proceed(
         Rule::Away,
         figures,
-        format!("while {} is away, {healthy_others} healthy of {voters} voters are left, {majority} are needed", target.machine),
+        format!(
+            "while {} is away, {healthy_others} healthy of {voters} voters are left, {majority} are needed",
+            target.machine
+        ),
     )
 }

@@ -1,5 +1,7 @@
 //! Direct reads: what a decision stands on comes from the API server, never from a cache.
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use kube::api::{Api, ListParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Client, Resource};
@@ -59,14 +61,14 @@ impl DirectReader {
     }
 
     async fn bounded<T>(
-        &self,
+        deadline: std::time::Duration,
         what: String,
-        read: impl Future<Output = Result<T, kube::Error>>,
+        read: BoxFuture<'_, Result<T, kube::Error>>,
     ) -> Result<T, ReadError> {
-        match tokio::time::timeout(self.deadline, read).await {
+        match tokio::time::timeout(deadline, read).await {
             Err(_) => Err(ReadError::Timeout {
                 what,
-                seconds: self.deadline.as_secs(),
+                seconds: deadline.as_secs(),
             }),
             Ok(Err(source)) => Err(ReadError::Api {
                 what,
@@ -79,11 +81,16 @@ impl DirectReader {
     /// The object, or `None` where there is none.
     pub async fn get<K>(&self, namespace: &str, name: &str) -> Result<Option<K>, ReadError>
     where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + DeserializeOwned
+            + Debug
+            + Send
+            + 'static,
     {
         let api: Api<K> = Api::namespaced(self.client.clone(), namespace);
         let what = format!("{} {namespace}/{name}", K::kind(&()));
-        self.bounded(what, api.get_opt(name)).await
+        Self::bounded(self.deadline, what, api.get_opt(name).boxed()).await
     }
 
     /// The cluster-scoped object, or `None` where there is none.
@@ -92,11 +99,13 @@ impl DirectReader {
         K: Resource<Scope = kube::core::ClusterResourceScope, DynamicType = ()>
             + Clone
             + DeserializeOwned
-            + Debug,
+            + Debug
+            + Send
+            + 'static,
     {
         let api: Api<K> = Api::all(self.client.clone());
         let what = format!("{} {name}", K::kind(&()));
-        self.bounded(what, api.get_opt(name)).await
+        Self::bounded(self.deadline, what, api.get_opt(name).boxed()).await
     }
 
     /// Every object of the namespace that `selector` (a field selector) matches.
@@ -106,7 +115,12 @@ impl DirectReader {
         selector: Option<&str>,
     ) -> Result<Vec<K>, ReadError>
     where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + DeserializeOwned
+            + Debug
+            + Send
+            + 'static,
     {
         let api: Api<K> = Api::namespaced(self.client.clone(), namespace);
         self.pages(&api, format!("{} in {namespace}", K::plural(&())), selector)
@@ -116,7 +130,7 @@ impl DirectReader {
     /// Every object of all namespaces.
     pub async fn list_all<K>(&self) -> Result<Vec<K>, ReadError>
     where
-        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
     {
         let api: Api<K> = Api::all(self.client.clone());
         self.pages(&api, format!("all {}", K::plural(&())), None)
@@ -130,7 +144,7 @@ impl DirectReader {
         selector: Option<&str>,
     ) -> Result<Vec<K>, ReadError>
     where
-        K: Clone + DeserializeOwned + Debug,
+        K: Clone + DeserializeOwned + Debug + Send + 'static,
     {
         let mut params = ListParams::default().limit(500);
         if let Some(selector) = selector {
@@ -138,7 +152,8 @@ impl DirectReader {
         }
         let mut items = Vec::new();
         loop {
-            let page = self.bounded(what.clone(), api.list(&params)).await?;
+            let page =
+                Self::bounded(self.deadline, what.clone(), api.list(&params).boxed()).await?;
             items.extend(page.items);
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params.continue_token = Some(token),

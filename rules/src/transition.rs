@@ -61,7 +61,9 @@ pub fn may_disrupt(
             Rule::Transitioning,
             StandstillReason::ClusterTransitioning,
             None,
-            format!("the cluster is transitioning ({reason}): {message}. Add or remove a control plane until their number is odd and every member votes: this goes on by itself then"),
+            format!(
+                "the cluster is transitioning ({reason}): {message}. Add or remove a control plane until their number is odd and every member votes: this goes on by itself then"
+            ),
         ),
         Some((reason, _)) => Check::proceed(
             Rule::Transitioning,

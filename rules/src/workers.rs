@@ -12,9 +12,7 @@ fn remaining<'m>(machines: &'m [TalosMachine], target: &str) -> Vec<&'m TalosMac
         .iter()
         .filter(|m| m.spec.role == MachineRole::Worker)
         .filter(|m| m.spec.approved)
-        .filter(|m| {
-            m.metadata.name.as_deref() == Some(target) || !m.is_being_deleted()
-        })
+        .filter(|m| m.metadata.name.as_deref() == Some(target) || !m.is_being_deleted())
         .collect()
 }
 
@@ -56,7 +54,9 @@ pub fn last_worker(
         return Check::proceed(
             Rule::LastWorker,
             numbers,
-            format!("{name} is the last worker; the rule was waived by a holder of the verb override"),
+            format!(
+                "{name} is the last worker; the rule was waived by a holder of the verb override"
+            ),
         );
     }
     Check::refuse(
@@ -72,7 +72,11 @@ pub fn last_worker(
 }
 
 /// Turning `schedulable` to `"false"` with no approved worker is refused.
-pub fn turning_unschedulable(machines: &[TalosMachine], from: Schedulable, to: Schedulable) -> Check {
+pub fn turning_unschedulable(
+    machines: &[TalosMachine],
+    from: Schedulable,
+    to: Schedulable,
+) -> Check {
     let workers = machines
         .iter()
         .filter(|m| m.spec.role == MachineRole::Worker && m.spec.approved && !m.is_being_deleted())

@@ -6,6 +6,8 @@
 //! after, and not for a missing import. The texts in `.stderr` are those of the pinned
 //! toolchain.
 
+#![allow(clippy::unwrap_used)] // clippy.toml lets tests unwrap, but not the functions they call
+
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -54,7 +56,9 @@ fn a_count_is_neither_copied_nor_stored_nor_read_back() {
 }
 
 fn programs(folder: &str) -> BTreeSet<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(folder);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests")
+        .join(folder);
     std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())

@@ -1,6 +1,8 @@
 //! The faults that the rules alone decide, one test each, named by what they prove.
 //! Field reports (`docs/field-reports.md`) point here by these names.
 
+#![allow(clippy::unwrap_used)] // clippy.toml lets tests unwrap, but not the functions they call
+
 // Each test binary uses its own part of these.
 #[allow(dead_code)]
 mod oracle;
@@ -9,12 +11,13 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ichor_rules::count::{Basis, count_approved};
 use ichor_rules::deletion::{TargetHealth, declared_count, quorum};
 use ichor_rules::etcd::{
     Health, ListedMember, LiveEtcd, Members, NodeReport, Target, away, live_etcd, member_owners,
 };
 use ichor_rules::transition::{may_disrupt, transitioning};
-use ichor_rules::{Check, Verdict};
+use ichor_rules::{Check, DirectReader, Verdict};
 use oracle::{Answer, Etcd, Mem, Place};
 use support::{answer, control_plane, control_planes, count, etcd};
 
@@ -65,7 +68,10 @@ fn four_approved_with_three_voters_is_three_to_two_and_waits() {
 
 #[test]
 fn three_to_two_waits_and_four_to_three_goes() {
-    for (n, expected) in [(3, Answer::Wait("BelowDeclaredCount")), (4, Answer::Proceed)] {
+    for (n, expected) in [
+        (3, Answer::Wait("BelowDeclaredCount")),
+        (4, Answer::Proceed),
+    ] {
         let counted = count(&control_planes(n), "cp-2", Place::Admission);
         let check = declared_count(&counted, "cp-2", 3, TargetHealth::Healthy);
         assert_eq!(answer(&check), expected, "{check}");
@@ -80,7 +86,14 @@ fn of_two_deletes_in_a_cluster_of_three_the_second_is_refused_at_admission() {
     all[0].deleting = true;
     let check = quorum(&count(&all, "cp-2", Place::Admission), "cp-2");
     assert_eq!(answer(&check), Answer::Refuse("QuorumWouldBreak"));
-    says(&check, &["1 of 2 control planes", "cp-2, cp-3", "already being deleted"]);
+    says(
+        &check,
+        &[
+            "1 of 2 control planes",
+            "cp-2, cp-3",
+            "already being deleted",
+        ],
+    );
 }
 
 #[test]
@@ -88,7 +101,14 @@ fn the_last_control_plane_is_refused_by_that_name() {
     // Q1.
     let check = quorum(&count(&control_planes(1), "cp-1", Place::Admission), "cp-1");
     assert_eq!(answer(&check), Answer::Refuse("LastControlPlane"));
-    says(&check, &["last control plane", "1 now, 0 after", "delete its TalosCluster"]);
+    says(
+        &check,
+        &[
+            "last control plane",
+            "1 now, 0 after",
+            "delete its TalosCluster",
+        ],
+    );
 }
 
 #[test]
@@ -96,7 +116,10 @@ fn two_to_one_is_refused_even_where_one_is_declared() {
     // Q8, and a count of 3 that became 1: no field and no count gets past quorum.
     let counted = count(&control_planes(2), "cp-1", Place::Admission);
     assert!(declared_count(&counted, "cp-1", 1, TargetHealth::Healthy).passes());
-    assert_eq!(answer(&quorum(&counted, "cp-1")), Answer::Refuse("QuorumWouldBreak"));
+    assert_eq!(
+        answer(&quorum(&counted, "cp-1")),
+        Answer::Refuse("QuorumWouldBreak")
+    );
 }
 
 #[test]
@@ -156,7 +179,11 @@ fn three_replacements_at_once_admit_deletes_down_to_two_and_remove_only_above_th
     for i in 0..3 {
         let target = format!("cp-{}", i + 1);
         let counted = count(&all, &target, Place::Admission);
-        assert!(quorum(&counted, &target).passes(), "{target} of {}", counted.n());
+        assert!(
+            quorum(&counted, &target).passes(),
+            "{target} of {}",
+            counted.n()
+        );
         all[i].deleting = true;
     }
     // Under the lock, each in turn, as its forerunner has left etcd.
@@ -194,6 +221,78 @@ fn a_finalizer_makes_an_unapproved_control_plane_count() {
     assert_eq!(count(&[machine], "cp-1", Place::Admission).n(), 1);
 }
 
+// ---- reading ----
+
+#[test]
+fn a_count_is_a_consistent_read_of_every_page_and_of_one_cluster_only() {
+    // The server answers 400 to a list at a resourceVersion, which a cache could have
+    // given, and to one that does not name its cluster; it has two machines to a page.
+    for n in [0, 1, 2, 3, 5] {
+        let counted = count(&control_planes(n), "cp-1", Place::Admission);
+        let expected: Vec<String> = (1..=n).map(|i| format!("cp-{i}")).collect();
+        assert_eq!(counted.names(), expected);
+    }
+}
+
+#[test]
+fn a_list_that_fails_half_way_or_not_at_all_is_no_count() {
+    // C1, C2: what is not known is an error; never a smaller or an older count.
+    let failing = |good_pages: usize| {
+        let (service, mut handle) = tower_test::mock::pair::<
+            http::Request<kube::client::Body>,
+            http::Response<kube::client::Body>,
+        >();
+        tokio::spawn(async move {
+            let mut page = 0;
+            while let Some((_, reply)) = handle.next_request().await {
+                let machine =
+                    support::machine(&control_plane(&format!("cp-{page}")), support::CLUSTER);
+                let (code, body) = if page < good_pages {
+                    (
+                        200,
+                        serde_json::json!({"kind": "TalosMachineList", "apiVersion": "ichor.maesh.dev/v1alpha1",
+                        "metadata": {"continue": "more"}, "items": [machine]}),
+                    )
+                } else {
+                    (
+                        410,
+                        serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
+                        "code": 410, "reason": "Expired", "message": "the continue token is too old"}),
+                    )
+                };
+                page += 1;
+                let body = kube::client::Body::from(serde_json::to_vec(&body).unwrap());
+                reply.send_response(http::Response::builder().status(code).body(body).unwrap());
+            }
+        });
+        DirectReader::new(kube::Client::new(service, support::NAMESPACE))
+    };
+    for good_pages in [0, 1, 2] {
+        let error = support::wait(async {
+            let reader = failing(good_pages);
+            count_approved(&reader, "default", "demo", "cp-1", Basis::Admission).await
+        })
+        .unwrap_err();
+        assert!(error.to_string().contains("too old"), "{error}");
+    }
+}
+
+#[test]
+fn an_api_server_that_does_not_answer_is_no_count() {
+    let error = support::wait(async {
+        // The handle is kept, so that the request waits and is never answered.
+        let (service, _handle) = tower_test::mock::pair::<
+            http::Request<kube::client::Body>,
+            http::Response<kube::client::Body>,
+        >();
+        let client = kube::Client::new(service, support::NAMESPACE);
+        let reader = DirectReader::with_deadline(client, std::time::Duration::from_millis(50));
+        count_approved(&reader, "default", "demo", "cp-1", Basis::Admission).await
+    })
+    .unwrap_err();
+    assert!(error.to_string().contains("did not answer"), "{error}");
+}
+
 // ---- etcd ----
 
 #[test]
@@ -201,7 +300,13 @@ fn a_dead_voter_goes_before_a_healthy_one_and_is_named() {
     // Four voters, one dead: etcd itself would let the healthy one go.
     let check = removal(&with_target(etcd::voter(1, true), voters(2, 2, 1)), false);
     assert_eq!(answer(&check), Answer::Wait("EtcdUnhealthy"));
-    says(&check, &["cp-4 (0000000000000004): its node did not answer", "remove it first"]);
+    says(
+        &check,
+        &[
+            "cp-4 (0000000000000004): its node did not answer",
+            "remove it first",
+        ],
+    );
     // The dead one itself.
     let check = removal(&with_target(etcd::voter(1, false), voters(2, 3, 0)), true);
     assert!(check.passes(), "{check}");
@@ -217,13 +322,19 @@ fn a_dead_voter_goes_below_the_declared_count_once_it_is_dead_for_five_minutes()
     assert!(declared_count(&counted, "cp-1", 3, TargetHealth::UnhealthyLong).passes());
     assert!(quorum(&counted, "cp-1").passes());
     // Not before: a node that only restarts is not taken for a dead one.
-    assert_eq!(answer(&removal(&list, false)), Answer::Wait("BelowDeclaredCount"));
+    assert_eq!(
+        answer(&removal(&list, false)),
+        Answer::Wait("BelowDeclaredCount")
+    );
 }
 
 #[test]
 fn a_voter_that_has_recovered_is_not_let_go_as_an_ill_one() {
     let list = with_target(etcd::voter(1, true), voters(2, 2, 0));
-    assert_eq!(answer(&removal(&list, true)), Answer::Wait("BelowDeclaredCount"));
+    assert_eq!(
+        answer(&removal(&list, true)),
+        Answer::Wait("BelowDeclaredCount")
+    );
 }
 
 #[test]
@@ -234,7 +345,10 @@ fn with_four_voters_and_two_dead_the_answer_is_restore_not_remove() {
         for long in [false, true] {
             let check = removal(&list, long);
             assert_eq!(answer(&check), Answer::Wait("EtcdUnhealthy"));
-            says(&check, &["2 of 4", "3 are needed", "restore etcd", "cannot repair"]);
+            says(
+                &check,
+                &["2 of 4", "3 are needed", "restore etcd", "cannot repair"],
+            );
         }
     }
 }
@@ -246,7 +360,10 @@ fn with_two_voters_and_one_dead_neither_goes_and_neither_is_rebooted() {
         let check = removal(&list, true);
         assert_eq!(answer(&check), Answer::Wait("EtcdUnhealthy"));
         says(&check, &["1 of 2", "2 are needed", "restore etcd"]);
-        let reboot = away(&etcd::live(&Etcd::Listed(list.to_vec())), etcd::target(Some(1), true));
+        let reboot = away(
+            &etcd::live(&Etcd::Listed(list.to_vec())),
+            etcd::target(Some(1), true),
+        );
         assert_eq!(answer(&reboot), Answer::Wait("EtcdUnhealthy"));
     }
 }
@@ -256,10 +373,20 @@ fn of_five_voters_with_two_dead_a_dead_one_goes_and_a_live_one_does_not() {
     // Q2. With the numbers, in both answers.
     let dead = removal(&with_target(etcd::voter(1, false), voters(2, 3, 1)), true);
     assert!(dead.passes(), "{dead}");
-    says(&dead, &["5 voters now, 4 after", "3 healthy without cp-1, 3 needed"]);
+    says(
+        &dead,
+        &["5 voters now, 4 after", "3 healthy without cp-1, 3 needed"],
+    );
     let live = removal(&with_target(etcd::voter(1, true), voters(2, 2, 2)), false);
     assert_eq!(answer(&live), Answer::Wait("EtcdUnhealthy"));
-    says(&live, &["3 of 5", "2 healthy ones would be left of 4", "3 are needed"]);
+    says(
+        &live,
+        &[
+            "3 of 5",
+            "2 healthy ones would be left of 4",
+            "3 are needed",
+        ],
+    );
 }
 
 #[test]
@@ -287,13 +414,20 @@ fn an_unstarted_member_counts_as_a_voter_and_not_as_a_healthy_one() {
     let check = removal(&[etcd::voter(1, true), etcd::unstarted(2)], false);
     assert_eq!(answer(&check), Answer::Wait("EtcdUnhealthy"));
     says(&check, &["1 of 2", "unstarted"]);
-    let (reason, _) = transitioning(1, Some(&etcd::members(&[etcd::voter(1, true), etcd::unstarted(2)]))).unwrap();
+    let (reason, _) = transitioning(
+        1,
+        Some(&etcd::members(&[etcd::voter(1, true), etcd::unstarted(2)])),
+    )
+    .unwrap();
     assert_eq!(reason.as_str(), "EvenVoterCount");
     // Where there is a majority without it, no healthy voter goes before it does.
     let list = [voters(1, 4, 0), vec![etcd::unstarted(5)]].concat();
     let check = removal(&list, false);
     assert_eq!(answer(&check), Answer::Wait("LearnerPresent"));
-    says(&check, &["0000000000000005 (unstarted, https://192.0.2.5:2380)"]);
+    says(
+        &check,
+        &["0000000000000005 (unstarted, https://192.0.2.5:2380)"],
+    );
     // It itself may, below the declared count too: it never was a vote.
     let list = [vec![etcd::unstarted(1)], voters(2, 2, 0)].concat();
     assert!(removal(&list, false).passes());
@@ -305,7 +439,10 @@ fn with_two_control_planes_neither_is_rebooted() {
     let live = etcd::live(&Etcd::Listed(voters(1, 2, 0)));
     let check = away(&live, etcd::target(Some(1), false));
     assert_eq!(answer(&check), Answer::Wait("EtcdUnhealthy"));
-    says(&check, &["1 healthy of 2", "2 are needed", "Join and approve"]);
+    says(
+        &check,
+        &["1 healthy of 2", "2 are needed", "Join and approve"],
+    );
     let check = may_disrupt(2, Some(&etcd::members(&voters(1, 2, 0))), false);
     assert_eq!(answer(&check), Answer::Wait("ClusterTransitioning"));
     says(&check, &["2 control planes are approved", "2 voters"]);
@@ -329,10 +466,15 @@ fn the_only_voter_is_refused_as_the_last_however_many_machines_are_approved() {
 
 #[test]
 fn without_a_leader_for_five_minutes_it_says_restore() {
-    let lost = etcd::live(&Etcd::Silent { no_leader_for_five_minutes: true });
+    let lost = etcd::live(&Etcd::Silent {
+        no_leader_for_five_minutes: true,
+    });
     let check = live_etcd(&lost, etcd::target(Some(1), true), 3);
     assert_eq!(answer(&check), Answer::Refuse("QuorumLost"));
-    says(&check, &["no leader for 5 minutes", "restore etcd", "192.0.2.1:50000"]);
+    says(
+        &check,
+        &["no leader for 5 minutes", "restore etcd", "192.0.2.1:50000"],
+    );
 }
 
 #[test]
@@ -345,7 +487,10 @@ fn a_full_disk_alarm_is_named_with_what_ends_it() {
     let members = Members::assess(&list, &owners(&[1, 2, 3]), &reports);
     let check = live_etcd(&LiveEtcd::Listed(members), etcd::target(Some(1), false), 3);
     assert_eq!(answer(&check), Answer::Wait("EtcdUnhealthy"));
-    says(&check, &["alarm NOSPACE", "talosctl etcd defrag", "alarm disarm"]);
+    says(
+        &check,
+        &["alarm NOSPACE", "talosctl etcd defrag", "alarm disarm"],
+    );
 }
 
 // ---- who is who ----
@@ -373,7 +518,9 @@ fn reports(ids: &[u64]) -> BTreeMap<String, Result<NodeReport, String>> {
         errors: vec![],
         alarms: vec![],
     };
-    ids.iter().map(|id| (format!("cp-{id}"), Ok(report(*id)))).collect()
+    ids.iter()
+        .map(|id| (format!("cp-{id}"), Ok(report(*id))))
+        .collect()
 }
 
 #[test]
@@ -386,7 +533,15 @@ fn of_two_members_with_one_name_only_the_recorded_id_is_the_machines_own() {
     assert_eq!(members.voting_machines().len(), 3);
     let check = member_owners(&members, target("cp-1", 1), &[]);
     assert_eq!(answer(&check), Answer::Wait("UnknownMember"));
-    says(&check, &["0000000000000009", "cp-1", "192.0.2.1", "ichor.maesh.dev/etcd-member-id"]);
+    says(
+        &check,
+        &[
+            "0000000000000009",
+            "cp-1",
+            "192.0.2.1",
+            "ichor.maesh.dev/etcd-member-id",
+        ],
+    );
 }
 
 #[test]
@@ -408,7 +563,11 @@ fn a_machine_whose_own_member_may_be_the_unknown_one_does_not_go_as_a_non_voter(
     let list = vec![listed(1), listed(2), listed(3)];
     let members = Members::assess(&list, &owners(&[2, 3]), &reports(&[1, 2, 3]));
     for unhealthy_long in [false, true] {
-        let target = Target { machine: "cp-1", member_id: None, unhealthy_long };
+        let target = Target {
+            machine: "cp-1",
+            member_id: None,
+            unhealthy_long,
+        };
         let check = member_owners(&members, target, &[]);
         assert_eq!(answer(&check), Answer::Wait("UnknownMember"));
     }
@@ -434,15 +593,22 @@ fn an_address_that_answers_as_another_member_makes_its_own_member_unhealthy() {
 }
 
 fn target(machine: &str, id: u64) -> Target<'_> {
-    Target { machine, member_id: Some(id), unhealthy_long: false }
+    Target {
+        machine,
+        member_id: Some(id),
+        unhealthy_long: false,
+    }
 }
+
+/// Makes a good report a bad one.
+type Spoil = fn(&mut NodeReport);
 
 #[test]
 fn an_etcd_that_lags_or_errs_or_follows_another_leader_is_no_healthy_voter() {
     let list = vec![listed(1), listed(2), listed(3)];
-    let spoil: [(&str, fn(&mut NodeReport)); 5] = [
+    let spoil: [(&str, Spoil); 5] = [
         ("entries behind", |r| r.applied_index = 0),
-        ("etcd reports", |r| r.errors = vec!["etcdserver: request timed out".to_owned()]),
+        ("etcd reports", |r| r.errors.push("no space".to_owned())),
         ("follows", |r| r.leader = 2),
         ("sees no leader", |r| r.leader = 0),
         ("is a learner", |r| r.learner = true),

@@ -1,6 +1,8 @@
 //! Random clusters: machines, etcd members, owners and what nodes report, faults
 //! included, against the oracle; and what must hold whatever the rules look like.
 
+#![allow(clippy::unwrap_used)] // clippy.toml lets tests unwrap, but not the functions they call
+
 // Each test binary uses its own part of these.
 #[allow(dead_code)]
 mod oracle;
@@ -58,7 +60,11 @@ fn record(name: String) -> impl Strategy<Value = Record> {
 }
 
 fn records(upto: usize) -> impl Strategy<Value = Vec<Record>> {
-    (0..=upto).prop_flat_map(|n| (1..=n).map(|i| record(format!("cp-{i}"))).collect::<Vec<_>>())
+    (0..=upto).prop_flat_map(|n| {
+        (1..=n)
+            .map(|i| record(format!("cp-{i}")))
+            .collect::<Vec<_>>()
+    })
 }
 
 /// A member of any kind; started voters, healthy ones first, are the most frequent.
@@ -70,7 +76,10 @@ fn mem(id: u64) -> impl Strategy<Value = Mem> {
         1 => Just(etcd::unstarted(id)),
         1 => Just(Mem { started: false, ..etcd::learner(id) }),
     ];
-    (kind, prop_oneof![20 => Just(1_usize), 1 => Just(0), 1 => Just(2)])
+    (
+        kind,
+        prop_oneof![20 => Just(1_usize), 1 => Just(0), 1 => Just(2)],
+    )
         .prop_map(|(mem, owners)| Mem { owners, ..mem })
 }
 
@@ -93,8 +102,12 @@ fn mild_question() -> impl Strategy<Value = (Vec<Mem>, Option<u64>, bool, i32)> 
         1 => Just(Some(1)),
         1 => Just(Some(2)),
     ];
-    (prop::collection::vec(ill, 1..9), any::<bool>(), select(vec![1, 3, 5])).prop_map(
-        |(ills, long, declared)| {
+    (
+        prop::collection::vec(ill, 1..9),
+        any::<bool>(),
+        select(vec![1, 3, 5]),
+    )
+        .prop_map(|(ills, long, declared)| {
             let list = (1..)
                 .zip(ills)
                 .map(|(id, ill)| match ill {
@@ -105,8 +118,7 @@ fn mild_question() -> impl Strategy<Value = (Vec<Mem>, Option<u64>, bool, i32)> 
                 })
                 .collect();
             (list, Some(1), long, declared)
-        },
-    )
+        })
 }
 
 // ---- who counts ----
@@ -324,17 +336,33 @@ const APPLIED: u64 = 1_000_000;
 impl Report {
     /// As the oracle takes it, for the member `id` under `leader`.
     fn said(&self, id: u64, leader: u64) -> Option<Said> {
-        let fine = Said { member: id, leader, applied: APPLIED, learner: false, errors: 0, alarms: 0 };
+        let fine = Said {
+            member: id,
+            leader,
+            applied: APPLIED,
+            learner: false,
+            errors: 0,
+            alarms: 0,
+        };
         match *self {
             Self::Fine => Some(fine),
             Self::Silent => None,
-            Self::OtherMember => Some(Said { member: id % 3 + 1, ..fine }),
+            Self::OtherMember => Some(Said {
+                member: id % 3 + 1,
+                ..fine
+            }),
             Self::NoLeader => Some(Said { leader: 0, ..fine }),
             Self::OtherLeader(leader) => Some(Said { leader, ..fine }),
-            Self::SaysLearner => Some(Said { learner: true, ..fine }),
+            Self::SaysLearner => Some(Said {
+                learner: true,
+                ..fine
+            }),
             Self::Errors => Some(Said { errors: 1, ..fine }),
             Self::Alarm => Some(Said { alarms: 1, ..fine }),
-            Self::Behind(entries) => Some(Said { applied: APPLIED - entries, ..fine }),
+            Self::Behind(entries) => Some(Said {
+                applied: APPLIED - entries,
+                ..fine
+            }),
         }
     }
 }
@@ -396,13 +424,17 @@ proptest! {
 // ---- workers ----
 
 fn workers() -> impl Strategy<Value = Vec<Worker>> {
-    let one = (prop::bool::weighted(0.8), prop::bool::weighted(0.7), prop::bool::weighted(0.3));
+    let one = (
+        prop::bool::weighted(0.8),
+        prop::bool::weighted(0.7),
+        prop::bool::weighted(0.3),
+    );
     prop::collection::vec(one, 1..6).prop_map(|all| {
         (1..)
             .zip(all)
-            .map(|(i, (worker, approved, deleting))| Worker {
+            .map(|(i, (works, approved, deleting))| Worker {
                 name: format!("worker-{i}"),
-                worker,
+                works,
                 approved,
                 deleting,
             })
@@ -437,7 +469,7 @@ proptest! {
     ) {
         let machines: Vec<_> = all.iter().map(support::worker).collect();
         let check = turning_unschedulable(&machines, support::schedulable(from), support::schedulable(to));
-        let stays = all.iter().any(|w| w.worker && w.approved && !w.deleting);
+        let stays = all.iter().any(|w| w.works && w.approved && !w.deleting);
         let refused = to == "false" && from != "false" && !stays;
         prop_assert_eq!(!check.passes(), refused, "{}", check);
         if refused {

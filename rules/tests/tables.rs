@@ -1,6 +1,8 @@
 //! Every case there is, small enough to list them all (spec section 3): each rule's
 //! verdict and reason against the oracle, and that each refusal says its numbers.
 
+#![allow(clippy::unwrap_used)] // clippy.toml lets tests unwrap, but not the functions they call
+
 // Each test binary uses its own part of these.
 #[allow(dead_code)]
 mod oracle;
@@ -34,7 +36,11 @@ fn quorum_for_every_n_from_0_to_9_with_a_target_that_counts_and_one_that_does_no
             }
         }
     }
-    assert_eq!(passed, [3, 4, 5, 6, 7, 8, 9], "n = 1 and 2 are refused, and no other");
+    assert_eq!(
+        passed,
+        [3, 4, 5, 6, 7, 8, 9],
+        "n = 1 and 2 are refused, and no other"
+    );
 }
 
 #[test]
@@ -113,7 +119,13 @@ fn rows() -> Vec<Row> {
     rows
 }
 
-fn row(voters: u64, healthy: u64, with_learner: bool, with_unstarted: bool, state: State) -> Option<Row> {
+fn row(
+    voters: u64,
+    healthy: u64,
+    with_learner: bool,
+    with_unstarted: bool,
+    state: State,
+) -> Option<Row> {
     let mut list = Vec::new();
     let (others, healthy_others) = match state {
         State::Healthy => (voters.checked_sub(1)?, healthy.checked_sub(1)?),
@@ -155,7 +167,12 @@ fn live_etcd_for_every_list_up_to_seven_voters() {
             let etcd = Etcd::Listed(row.list.clone());
             let check = live_etcd(&etcd::live(&etcd), etcd::target(row.id, row.long), declared);
             let expected = oracle::live_etcd(&etcd, row.id, row.long, i64::from(declared));
-            assert_eq!(answer(&check), expected, "{}, declared {declared}: {check}", row.text);
+            assert_eq!(
+                answer(&check),
+                expected,
+                "{}, declared {declared}: {check}",
+                row.text
+            );
             if expected != Answer::Proceed {
                 says_its_numbers(&check);
                 says_what_to_do(&check);
@@ -164,8 +181,17 @@ fn live_etcd_for_every_list_up_to_seven_voters() {
         }
     }
     // The table reaches every answer that a list can give.
-    for reason in ["EtcdUnhealthy", "LearnerPresent", "BelowDeclaredCount", "LastControlPlane", "Proceed"] {
-        assert!(seen.keys().any(|k| k.contains(reason)), "{reason} never came up: {seen:?}");
+    for reason in [
+        "EtcdUnhealthy",
+        "LearnerPresent",
+        "BelowDeclaredCount",
+        "LastControlPlane",
+        "Proceed",
+    ] {
+        assert!(
+            seen.keys().any(|k| k.contains(reason)),
+            "{reason} never came up: {seen:?}"
+        );
     }
 }
 
@@ -174,7 +200,12 @@ fn away_for_every_list_up_to_seven_voters() {
     for row in rows() {
         let etcd = Etcd::Listed(row.list.clone());
         let check = away(&etcd::live(&etcd), etcd::target(row.id, row.long));
-        assert_eq!(answer(&check), oracle::away(&etcd, row.id), "{}: {check}", row.text);
+        assert_eq!(
+            answer(&check),
+            oracle::away(&etcd, row.id),
+            "{}: {check}",
+            row.text
+        );
         says_its_numbers(&check);
         if !check.passes() {
             says_what_to_do(&check);
@@ -185,7 +216,9 @@ fn away_for_every_list_up_to_seven_voters() {
 #[test]
 fn without_a_list_nothing_is_removed_and_nothing_goes_away() {
     for no_leader_for_five_minutes in [false, true] {
-        let etcd = Etcd::Silent { no_leader_for_five_minutes };
+        let etcd = Etcd::Silent {
+            no_leader_for_five_minutes,
+        };
         for id in [None, Some(1)] {
             for long in [false, true] {
                 let removal = live_etcd(&etcd::live(&etcd), etcd::target(id, long), 3);
@@ -194,7 +227,9 @@ fn without_a_list_nothing_is_removed_and_nothing_goes_away() {
                 assert_eq!(answer(&reboot), oracle::away(&etcd, id));
                 for check in [removal, reboot] {
                     assert!(
-                        check.message.contains("192.0.2.1:50000: connection refused"),
+                        check
+                            .message
+                            .contains("192.0.2.1:50000: connection refused"),
                         "the endpoints are not named: {check}"
                     );
                     says_what_to_do(&check);
@@ -226,8 +261,16 @@ fn assert_transition(approved: usize, list: Option<&[Mem]>, text: &str) {
     for ends_it in [false, true] {
         let check = may_disrupt(approved, members.as_ref(), ends_it);
         let stands = expected.is_some() && !ends_it;
-        let expected = if stands { Answer::Wait("ClusterTransitioning") } else { Answer::Proceed };
-        assert_eq!(answer(&check), expected, "{approved} approved, {text}, ends it {ends_it}");
+        let expected = if stands {
+            Answer::Wait("ClusterTransitioning")
+        } else {
+            Answer::Proceed
+        };
+        assert_eq!(
+            answer(&check),
+            expected,
+            "{approved} approved, {text}, ends it {ends_it}"
+        );
         if stands {
             says_what_to_do(&check);
         }

@@ -52,16 +52,15 @@ pub fn counted(records: &[Record], target: &str, place: Place<'_>) -> BTreeSet<S
         let sibling = r.name != target;
         let no_voter_by_record = matches!(r.not_joined, Some("NeverVoter" | "MemberGone"));
         let in_the_way = match place {
-            // "Admission takes the agent's record"; "siblings already being deleted
-            // count as gone too".
-            Place::Admission => r.leave_confirmed || no_voter_by_record || (sibling && r.deleting),
             // "The agent asks the live list again under the lock and, if it is a voter
             // after all, every rule applies": the list decides, and a leave is only
             // confirmed while the member is not listed (section 5, step 4).
             Place::Lock(Some(voters)) => !voters.contains(&r.name),
-            // No list: only the record speaks; and a sibling being deleted "whose member
-            // is not a listed started voter is not counted, confirmed or not".
-            Place::Lock(None) => {
+            // "Admission takes the agent's record"; "siblings already being deleted
+            // count as gone too". Under the lock without a list the same: of a sibling
+            // being deleted "whose member is not a listed started voter" it says that it
+            // "is not counted, confirmed or not".
+            Place::Admission | Place::Lock(None) => {
                 r.leave_confirmed || no_voter_by_record || (sibling && r.deleting)
             }
         };
@@ -87,7 +86,12 @@ pub fn quorum(n: usize, target_counts: bool) -> Answer {
 }
 
 /// **declared count**.
-pub fn declared_count(n: usize, target_counts: bool, declared: i64, unhealthy_long: bool) -> Answer {
+pub fn declared_count(
+    n: usize,
+    target_counts: bool,
+    declared: i64,
+    unhealthy_long: bool,
+) -> Answer {
     if !target_counts || unhealthy_long {
         return Answer::Proceed;
     }
@@ -143,7 +147,9 @@ fn listed(list: &[Mem], id: Option<u64>) -> Option<&Mem> {
 /// **live etcd**.
 pub fn live_etcd(etcd: &Etcd, target: Option<u64>, long: bool, declared: i64) -> Answer {
     let list = match etcd {
-        Etcd::Silent { no_leader_for_five_minutes } => return silent(*no_leader_for_five_minutes),
+        Etcd::Silent {
+            no_leader_for_five_minutes,
+        } => return silent(*no_leader_for_five_minutes),
         Etcd::Listed(list) => list,
     };
     let v = v(list);
@@ -218,7 +224,9 @@ pub fn member_owners(list: &[Mem], target: Option<u64>, long: bool) -> Answer {
 /// **away**, without the override that a sole control plane may go by.
 pub fn away(etcd: &Etcd, target: Option<u64>) -> Answer {
     match etcd {
-        Etcd::Silent { no_leader_for_five_minutes } => silent(*no_leader_for_five_minutes),
+        Etcd::Silent {
+            no_leader_for_five_minutes,
+        } => silent(*no_leader_for_five_minutes),
         Etcd::Listed(list) => {
             if healthy_besides(list, target) < v(list) / 2 + 1 {
                 Answer::Wait("EtcdUnhealthy")
@@ -306,7 +314,7 @@ pub fn healthy_voters(
 #[derive(Clone, Debug)]
 pub struct Worker {
     pub name: String,
-    pub worker: bool,
+    pub works: bool,
     pub approved: bool,
     pub deleting: bool,
 }
@@ -316,12 +324,12 @@ pub fn last_worker(all: &[Worker], target: &str, schedulable: &str, waived: bool
     let Some(t) = all.iter().find(|w| w.name == target) else {
         return Answer::Proceed;
     };
-    if schedulable != "false" || waived || !t.worker || !t.approved {
+    if schedulable != "false" || waived || !t.works || !t.approved {
         return Answer::Proceed;
     }
     let another = all
         .iter()
-        .any(|w| w.worker && w.approved && !w.deleting && w.name != target);
+        .any(|w| w.works && w.approved && !w.deleting && w.name != target);
     if another {
         Answer::Proceed
     } else {

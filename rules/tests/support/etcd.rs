@@ -9,17 +9,31 @@ pub const TARGET: &str = "cp-1";
 
 /// A listed, started voter with one owner.
 pub fn voter(id: u64, healthy: bool) -> Mem {
-    Mem { id, started: true, learner: false, healthy, owners: 1 }
+    Mem {
+        id,
+        started: true,
+        learner: false,
+        healthy,
+        owners: 1,
+    }
 }
 
 /// A listed learner.
 pub fn learner(id: u64) -> Mem {
-    Mem { learner: true, healthy: false, ..voter(id, false) }
+    Mem {
+        learner: true,
+        healthy: false,
+        ..voter(id, false)
+    }
 }
 
 /// A listed member that votes and has not started.
 pub fn unstarted(id: u64) -> Mem {
-    Mem { started: false, healthy: false, ..voter(id, false) }
+    Mem {
+        started: false,
+        healthy: false,
+        ..voter(id, false)
+    }
 }
 
 /// The list that the rules take.
@@ -34,7 +48,11 @@ fn member(m: &Mem) -> Member {
     Member {
         listed: ListedMember {
             id: m.id,
-            name: if m.started { format!("cp-{}", m.id) } else { String::new() },
+            name: if m.started {
+                format!("cp-{}", m.id)
+            } else {
+                String::new()
+            },
             peer_urls: vec![format!("https://192.0.2.{}:2380", m.id)],
             learner: m.learner,
         },
@@ -51,8 +69,13 @@ fn member(m: &Mem) -> Member {
 pub fn live(etcd: &Etcd) -> LiveEtcd {
     match etcd {
         Etcd::Listed(list) => LiveEtcd::Listed(members(list)),
-        Etcd::Silent { no_leader_for_five_minutes } => LiveEtcd::NoList {
-            endpoints: vec![("192.0.2.1:50000".to_owned(), "connection refused".to_owned())],
+        Etcd::Silent {
+            no_leader_for_five_minutes,
+        } => LiveEtcd::NoList {
+            endpoints: vec![(
+                "192.0.2.1:50000".to_owned(),
+                "connection refused".to_owned(),
+            )],
             no_leader_for_long: *no_leader_for_five_minutes,
         },
     }
@@ -60,7 +83,11 @@ pub fn live(etcd: &Etcd) -> LiveEtcd {
 
 /// The target of a rule.
 pub fn target(member_id: Option<u64>, unhealthy_long: bool) -> Target<'static> {
-    Target { machine: TARGET, member_id, unhealthy_long }
+    Target {
+        machine: TARGET,
+        member_id,
+        unhealthy_long,
+    }
 }
 
 /// Members with two owners, as the caller of the owners rule names them.

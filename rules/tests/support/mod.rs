@@ -5,7 +5,7 @@ pub mod etcd;
 use http::{Request, Response};
 use ichor_api::cluster::Schedulable;
 use ichor_api::common::{Condition, set_condition};
-use ichor_api::conditions::JOINED;
+use ichor_api::conditions::{JOINED, StandstillReason};
 use ichor_api::machine::{ClusterReference, RemovalStatus, RemovalStepStatus};
 use ichor_api::{ConditionStatus, MachineRole, TalosMachine, TalosMachineSpec, names};
 use ichor_rules::count::{Basis, count_approved};
@@ -23,7 +23,7 @@ pub const CLUSTER: &str = "demo";
 
 /// A check as the oracle speaks: verdict and reason.
 pub fn answer(check: &Check) -> Answer {
-    let reason = check.reason.map(|r| r.as_str());
+    let reason = check.reason.map(StandstillReason::as_str);
     match (check.verdict, reason) {
         (Verdict::Proceed, None) => Answer::Proceed,
         (Verdict::Wait, Some(reason)) => Answer::Wait(reason),
@@ -64,10 +64,24 @@ pub fn says_what_to_do(check: &Check) {
         ". Put ",
     ];
     let message = &check.message;
-    assert!(STEPS.iter().any(|step| message.contains(step)), "no next step: {message}");
-    assert!(message.len() < 1024 || message.matches("; ").count() > 1, "too long: {message}");
-    assert!(check.to_string().ends_with(&format!("[rule: {}]", check.rule)), "no rule: {check}");
-    assert!(!message.contains("  ") && !message.contains("()"), "clumsy: {message}");
+    assert!(
+        STEPS.iter().any(|step| message.contains(step)),
+        "no next step: {message}"
+    );
+    assert!(
+        message.len() < 1024 || message.matches("; ").count() > 1,
+        "too long: {message}"
+    );
+    assert!(
+        check
+            .to_string()
+            .ends_with(&format!("[rule: {}]", check.rule)),
+        "no rule: {check}"
+    );
+    assert!(
+        !message.contains("  ") && !message.contains("()"),
+        "clumsy: {message}"
+    );
 }
 
 /// An approved control plane with Ichor's finalizer.
@@ -85,7 +99,9 @@ pub fn control_plane(name: &str) -> Record {
 
 /// `count` approved control planes, cp-1 and on.
 pub fn control_planes(count: usize) -> Vec<Record> {
-    (1..=count).map(|i| control_plane(&format!("cp-{i}"))).collect()
+    (1..=count)
+        .map(|i| control_plane(&format!("cp-{i}")))
+        .collect()
 }
 
 fn now() -> Time {
@@ -97,8 +113,14 @@ pub fn machine(record: &Record, cluster: &str) -> TalosMachine {
     let mut machine = TalosMachine::new(
         &record.name,
         TalosMachineSpec {
-            cluster_ref: ClusterReference { name: cluster.to_owned() },
-            role: if record.control_plane { MachineRole::ControlPlane } else { MachineRole::Worker },
+            cluster_ref: ClusterReference {
+                name: cluster.to_owned(),
+            },
+            role: if record.control_plane {
+                MachineRole::ControlPlane
+            } else {
+                MachineRole::Worker
+            },
             approved: record.approved,
             rejected: false,
             address: "192.0.2.1".to_owned(),
@@ -147,7 +169,7 @@ pub fn worker(record: &Worker) -> TalosMachine {
     machine(
         &Record {
             name: record.name.clone(),
-            control_plane: !record.worker,
+            control_plane: !record.works,
             approved: record.approved,
             finalizer: record.deleting,
             deleting: record.deleting,
@@ -168,12 +190,16 @@ pub fn schedulable(word: &str) -> Schedulable {
 /// It is stricter than an API server: it answers 400 to anything but a consistent read
 /// (a `resourceVersion` in the query would let a stale answer through) of the machines
 /// of one cluster.
-fn list_server(machines: Vec<TalosMachine>, page: usize) -> Client {
+pub fn list_server(machines: Vec<TalosMachine>, page: usize) -> Client {
     let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     tokio::spawn(async move {
         while let Some((request, reply)) = handle.next_request().await {
             let body = list_answer(&machines, page, &request);
-            let code = if body.get("items").is_some() { 200 } else { 400 };
+            let code = if body.get("items").is_some() {
+                200
+            } else {
+                400
+            };
             let response = Response::builder()
                 .status(code)
                 .header("content-type", "application/json")
@@ -185,7 +211,11 @@ fn list_server(machines: Vec<TalosMachine>, page: usize) -> Client {
     Client::new(service, NAMESPACE)
 }
 
-fn list_answer(machines: &[TalosMachine], page: usize, request: &Request<Body>) -> serde_json::Value {
+fn list_answer(
+    machines: &[TalosMachine],
+    page: usize,
+    request: &Request<Body>,
+) -> serde_json::Value {
     let refuse = |why: &str| {
         serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
             "code": 400, "reason": "BadRequest", "message": why})
@@ -214,8 +244,10 @@ fn list_answer(machines: &[TalosMachine], page: usize, request: &Request<Body>) 
     else {
         return refuse("the list must name its cluster");
     };
-    let of_cluster: Vec<&TalosMachine> =
-        machines.iter().filter(|m| m.spec.cluster_ref.name == cluster).collect();
+    let of_cluster: Vec<&TalosMachine> = machines
+        .iter()
+        .filter(|m| m.spec.cluster_ref.name == cluster)
+        .collect();
     let from: usize = value("continue").map_or(0, |token| token.parse().unwrap());
     let until = (from + page).min(of_cluster.len());
     let token = (until < of_cluster.len()).then(|| until.to_string());
@@ -231,18 +263,23 @@ fn list_answer(machines: &[TalosMachine], page: usize, request: &Request<Body>) 
 /// in-memory server, two to a page so that paging is part of every count. The server
 /// also holds an approved control plane of another cluster, which never counts.
 pub fn count(records: &[Record], target: &str, place: Place<'_>) -> ApprovedControlPlanes {
+    wait(async {
+        let mut machines: Vec<_> = records.iter().map(|r| machine(r, CLUSTER)).collect();
+        machines.insert(0, machine(&control_plane("of-another-cluster"), "other"));
+        let reader = DirectReader::new(list_server(machines, 2));
+        count_approved(&reader, NAMESPACE, CLUSTER, target, basis(place))
+            .await
+            .unwrap()
+    })
+}
+
+/// Runs `work` to its end.
+pub fn wait<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
         .unwrap()
-        .block_on(async {
-            let mut machines: Vec<_> = records.iter().map(|r| machine(r, CLUSTER)).collect();
-            machines.insert(0, machine(&control_plane("of-another-cluster"), "other"));
-            let reader = DirectReader::new(list_server(machines, 2));
-            count_approved(&reader, NAMESPACE, CLUSTER, target, basis(place))
-                .await
-                .unwrap()
-        })
+        .block_on(work)
 }
 
 fn basis(place: Place<'_>) -> Basis<'_> {
