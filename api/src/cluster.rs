@@ -148,17 +148,60 @@ impl DeletionPolicy {
     namespaced,
     status = "TalosClusterStatus",
     doc = "A Kubernetes cluster on Talos Linux: how many control planes it is meant to have, how to reach Talos, and what the agent sees of its etcd.",
-    printcolumn(name = "Declared", type_ = "integer", json_path = ".spec.controlPlane.count"),
-    printcolumn(name = "Approved", type_ = "integer", json_path = ".status.controlPlanes.approved"),
+    printcolumn(
+        name = "Declared",
+        type_ = "integer",
+        json_path = ".spec.controlPlane.count"
+    ),
+    printcolumn(
+        name = "Approved",
+        type_ = "integer",
+        json_path = ".status.controlPlanes.approved"
+    ),
     printcolumn(name = "Voters", type_ = "integer", json_path = ".status.etcd.voters"),
-    printcolumn(name = "Healthy", type_ = "integer", json_path = ".status.etcd.healthy"),
-    printcolumn(name = "Workers", type_ = "integer", json_path = ".status.workers.approved"),
-    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
-    printcolumn(name = "Transitioning", type_ = "string", json_path = ".status.conditions[?(@.type=='Transitioning')].status"),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-    printcolumn(name = "Lock", type_ = "string", json_path = ".status.lock.operation", priority = 1),
-    printcolumn(name = "Leader", type_ = "string", json_path = ".status.etcd.leader", priority = 1),
-    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Healthy')].reason", priority = 1)
+    printcolumn(
+        name = "Healthy",
+        type_ = "integer",
+        json_path = ".status.etcd.healthy"
+    ),
+    printcolumn(
+        name = "Workers",
+        type_ = "integer",
+        json_path = ".status.workers.approved"
+    ),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status"
+    ),
+    printcolumn(
+        name = "Transitioning",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Transitioning')].status"
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    ),
+    printcolumn(
+        name = "Lock",
+        type_ = "string",
+        json_path = ".status.lock.operation",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Leader",
+        type_ = "string",
+        json_path = ".status.etcd.leader",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Healthy')].reason",
+        priority = 1
+    )
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = ("!has(self.deletionPolicy) || self.deletionPolicy != 'Reset' || (has(self.kubernetes) && has(self.kubernetes.credentialsSecretRef))", "deletionPolicy Reset needs spec.kubernetes.credentialsSecretRef: a cluster cannot wipe the machines that it runs on"))]
@@ -320,7 +363,11 @@ pub struct AbandonedRemoval {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     /// SMBIOS UUID of the box, where known.
-    #[serde(default, rename = "hardwareUUID", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        rename = "hardwareUUID",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub hardware_uuid: Option<String>,
     /// The last step that was recorded.
     #[serde(default)]
@@ -358,6 +405,10 @@ pub struct TeardownStatus {
     /// When the deletion was first seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
+    /// Whether removals that are past their leave may still be finished. They may for a
+    /// while; then they are let go un-wiped.
+    #[serde(default)]
+    pub may_finish: bool,
     /// Machines that are left.
     #[serde(default)]
     pub remaining: i32,

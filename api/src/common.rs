@@ -62,8 +62,7 @@ pub fn set_condition(
     now: Timestamp,
 ) -> bool {
     if let Some(found) = conditions.iter_mut().find(|c| c.type_ == type_) {
-        let changed =
-            found.status != status || found.reason != reason || found.message != message;
+        let changed = found.status != status || found.reason != reason || found.message != message;
         if found.status != status {
             found.last_transition_time = Time(now);
         }
@@ -155,7 +154,10 @@ impl DrainOptions {
             unmanaged: over.unmanaged.or(self.unmanaged),
             grace_period_seconds: over.grace_period_seconds.or(self.grace_period_seconds),
             timeout: over.timeout.or(self.timeout),
-            skip_selector: over.skip_selector.clone().or_else(|| self.skip_selector.clone()),
+            skip_selector: over
+                .skip_selector
+                .clone()
+                .or_else(|| self.skip_selector.clone()),
         }
     }
 }

@@ -58,17 +58,58 @@ pub struct ClusterReference {
     namespaced,
     status = "TalosMachineStatus",
     doc = "A machine running Talos Linux that belongs to a TalosCluster. Deleting an approved one drains it, takes it out of etcd, wipes it and confirms that, in this order and under the cluster's lock.",
-    printcolumn(name = "Cluster", type_ = "string", json_path = ".spec.clusterRef.name"),
+    printcolumn(
+        name = "Cluster",
+        type_ = "string",
+        json_path = ".spec.clusterRef.name"
+    ),
     printcolumn(name = "Role", type_ = "string", json_path = ".spec.role"),
     printcolumn(name = "Approved", type_ = "boolean", json_path = ".spec.approved"),
-    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
-    printcolumn(name = "Removal", type_ = "string", json_path = ".status.conditions[?(@.type=='Removal')].reason"),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-    printcolumn(name = "Address", type_ = "string", json_path = ".spec.address", priority = 1),
-    printcolumn(name = "Node", type_ = "string", json_path = ".status.identity.nodeName", priority = 1),
-    printcolumn(name = "Member", type_ = "string", json_path = ".status.identity.etcdMemberID", priority = 1),
-    printcolumn(name = "Talos", type_ = "string", json_path = ".status.talosVersion", priority = 1),
-    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason", priority = 1),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status"
+    ),
+    printcolumn(
+        name = "Removal",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Removal')].reason"
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    ),
+    printcolumn(
+        name = "Address",
+        type_ = "string",
+        json_path = ".spec.address",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Node",
+        type_ = "string",
+        json_path = ".status.identity.nodeName",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Member",
+        type_ = "string",
+        json_path = ".status.identity.etcdMemberID",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Talos",
+        type_ = "string",
+        json_path = ".status.talosVersion",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].reason",
+        priority = 1
+    ),
     selectable = ".spec.role",
     selectable = ".spec.clusterRef.name"
 )]
@@ -89,11 +130,19 @@ pub struct TalosMachineSpec {
     #[serde(default)]
     pub rejected: bool,
     /// Where its Talos API answers: an IP address or a host name, with a port where it is not 50000. It may be corrected at any time: every step compares identities.
-    #[schemars(length(min = 1, max = 260), regex(pattern = r"^(\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?)$"))]
+    #[schemars(
+        length(min = 1, max = 260),
+        regex(
+            pattern = r"^(\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?)$"
+        )
+    )]
     pub address: String,
     /// Name of its Kubernetes Node. Without it, the name that Talos reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    )]
     pub node_name: Option<String>,
     /// How its Node is drained, where it differs from the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -106,22 +155,38 @@ pub struct TalosMachineSpec {
 #[serde(rename_all = "camelCase")]
 pub struct MachineIdentity {
     /// SMBIOS UUID of the box. Never overwritten, except by annotation `ichor.maesh.dev/accept-hardware`.
-    #[serde(default, rename = "hardwareUUID", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        rename = "hardwareUUID",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub hardware_uuid: Option<String>,
     /// Talos' node identity; it lies on STATE and is new after a wipe.
     #[serde(default, rename = "nodeID", skip_serializing_if = "Option::is_none")]
     pub node_id: Option<String>,
     /// ID of its etcd member, 16 hex digits.
-    #[serde(default, rename = "etcdMemberID", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        rename = "etcdMemberID",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub etcd_member_id: Option<String>,
     /// ID of the etcd cluster, 16 hex digits.
-    #[serde(default, rename = "etcdClusterID", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        rename = "etcdClusterID",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub etcd_cluster_id: Option<String>,
     /// Name of its etcd member: the host name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_member_name: Option<String>,
     /// Peer URLs of its etcd member.
-    #[serde(default, rename = "etcdPeerURLs", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        rename = "etcdPeerURLs",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub etcd_peer_urls: Vec<String>,
     /// UID of its Kubernetes Node.
     #[serde(default, rename = "nodeUID", skip_serializing_if = "Option::is_none")]
@@ -133,7 +198,11 @@ pub struct MachineIdentity {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_type: Option<String>,
     /// UID of the TalosCluster that it was adopted into.
-    #[serde(default, rename = "clusterUID", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        rename = "clusterUID",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub cluster_uid: Option<String>,
 }
 
@@ -160,7 +229,11 @@ pub struct Intent {
     #[serde(default, rename = "bootID", skip_serializing_if = "Option::is_none")]
     pub boot_id: Option<String>,
     /// Box that the call is meant for.
-    #[serde(default, rename = "hardwareUUID", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        rename = "hardwareUUID",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub hardware_uuid: Option<String>,
     /// etcd member that the call removes, 16 hex digits.
     #[serde(default, rename = "memberID", skip_serializing_if = "Option::is_none")]
@@ -174,6 +247,9 @@ pub struct Intent {
     /// Partitions that a reset wipes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub wipe: Vec<String>,
+    /// Whether a reset reboots the machine afterwards.
+    #[serde(default)]
+    pub reboot: bool,
 }
 
 /// One step of a removal with its times.
@@ -207,11 +283,29 @@ pub struct RemovalStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confirmed: Option<bool>,
     /// Boot in which it left etcd; on another one it joins again by itself.
-    #[serde(default, rename = "leaveBootID", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        rename = "leaveBootID",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub leave_boot_id: Option<String>,
     /// ID of the member that left, 16 hex digits.
-    #[serde(default, rename = "leftMemberID", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        rename = "leftMemberID",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub left_member_id: Option<String>,
+    /// Set where a leave was tried and did not happen: it is repeated by member ID, through a survivor.
+    #[serde(
+        default,
+        rename = "leaveByID",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub leave_by_id: bool,
+    /// Set where the machine was let go without being wiped.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub not_wiped: bool,
     /// Set while the removal is held for a person: the token that annotation `ichor.maesh.dev/continue-removal` must equal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,

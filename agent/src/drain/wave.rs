@@ -104,17 +104,18 @@ pub(super) async fn send(
     let room = Semaphore::new(limits.in_flight.max(1));
     let until = Instant::now() + limits.begin_within;
     let groups = std::iter::once(free).chain(budgeted.into_values());
-    let answers = join_all(groups.map(|group| {
-        group.send(
+    let mut sending = Vec::new();
+    for group in groups {
+        sending.push(group.send(
             held,
             client,
             grace_period_seconds,
             &room,
             until,
             limits.evict,
-        )
-    }))
-    .await;
+        ));
+    }
+    let answers = join_all(sending).await;
     for (index, answer) in answers.into_iter().flatten() {
         sent[index] = answer;
     }
@@ -138,8 +139,11 @@ impl<'p> Group<'p> {
     ) -> Vec<(usize, Sent)> {
         let refusal = OnceLock::new();
         let (refusal, shared) = (&refusal, self.shared);
-        stream::iter(self.pods)
-            .map(|(index, pod)| async move {
+        // Futures made in a loop: a closure over borrowed pods is not general enough for a
+        // task that may move between threads.
+        let mut evictions = Vec::with_capacity(self.pods.len());
+        for (index, pod) in self.pods {
+            evictions.push(async move {
                 let _room = room.acquire().await;
                 if let Some(text) = refusal.get().filter(|_| shared) {
                     return (index, Sent::SameBudget(String::clone(text)));
@@ -156,7 +160,9 @@ impl<'p> Group<'p> {
                     let _ = refusal.set(text.clone());
                 }
                 (index, Sent::Answered(answer))
-            })
+            });
+        }
+        stream::iter(evictions)
             .buffer_unordered(self.limit)
             .collect()
             .await

@@ -1,0 +1,166 @@
+//! One term of leadership: both controllers, the watch on the locks, and their orderly end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt};
+use ichor_api::{TalosCluster, TalosMachine};
+use ichor_lock::LeaseKey;
+use kube::api::{Api, DynamicObject};
+use kube::runtime::controller::{Action, Config, Controller};
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::{WatchStreamExt, watcher};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+use crate::context::Context;
+use crate::lease::{self, LOCK_LABEL};
+use crate::removal::perform::PassError;
+use crate::{cluster, machine};
+
+/// What wakes the controllers besides their watches.
+pub struct Wakes {
+    /// Machines.
+    pub machines: mpsc::UnboundedReceiver<ObjectRef<TalosMachine>>,
+    /// Clusters.
+    pub clusters: mpsc::UnboundedReceiver<ObjectRef<TalosCluster>>,
+}
+
+/// At most this many machines and clusters are worked on at once.
+const CONCURRENCY: u16 = 64;
+
+fn reconcile_machine(
+    machine: Arc<TalosMachine>,
+    ctx: Arc<Context>,
+) -> BoxFuture<'static, Result<Action, PassError>> {
+    async move {
+        let again = machine::reconcile(&ctx, &machine).await?;
+        Ok(again.map_or_else(Action::await_change, Action::requeue))
+    }
+    .boxed()
+}
+
+fn reconcile_cluster(
+    cluster: Arc<TalosCluster>,
+    ctx: Arc<Context>,
+) -> BoxFuture<'static, Result<Action, PassError>> {
+    async move {
+        let again = cluster::reconcile(&ctx, &cluster).await?;
+        Ok(again.map_or_else(Action::await_change, Action::requeue))
+    }
+    .boxed()
+}
+
+fn on_error<K: kube::Resource<DynamicType = ()>>(
+    object: Arc<K>,
+    error: &PassError,
+    ctx: Arc<Context>,
+) -> Action {
+    ctx.metrics.reconcile_errors.inc();
+    tracing::warn!(
+        kind = %K::kind(&()),
+        namespace = object.meta().namespace,
+        name = object.meta().name,
+        error = crate::errors::chain(error),
+        "a pass broke off; it is made again"
+    );
+    Action::requeue(ctx.settings.retry.min(Duration::from_secs(5)))
+}
+
+/// Runs until `ctx.stopping` is set and every pass that was running has ended.
+pub async fn run(ctx: Context, wakes: Wakes) {
+    let shared = Arc::new(ctx.clone());
+    let machines = Controller::new(
+        Api::<TalosMachine>::all(ctx.client.clone()),
+        watcher::Config::default(),
+    )
+    .with_config(Config::default().concurrency(CONCURRENCY));
+    let _ = ctx.machines.set(machines.store());
+    let machines = machines
+        .watches(
+            Api::<TalosCluster>::all(ctx.client.clone()),
+            watcher::Config::default(),
+            {
+                let ctx = ctx.clone();
+                move |cluster| {
+                    // Removals wait for many things of their cluster.
+                    ctx.wake_removals(
+                        cluster.metadata.namespace.as_deref().unwrap_or_default(),
+                        cluster.metadata.name.as_deref().unwrap_or_default(),
+                    );
+                    std::iter::empty()
+                }
+            },
+        )
+        .reconcile_on(UnboundedReceiverStream::new(wakes.machines))
+        .graceful_shutdown_on(ctx.stopping.clone().cancelled_owned())
+        .run(reconcile_machine, on_error, shared.clone())
+        .for_each(|_| async {});
+    let clusters = Controller::new(
+        Api::<TalosCluster>::all(ctx.client.clone()),
+        watcher::Config::default(),
+    )
+    .with_config(Config::default().concurrency(CONCURRENCY))
+    .reconcile_on(UnboundedReceiverStream::new(wakes.clusters))
+    .graceful_shutdown_on(ctx.stopping.clone().cancelled_owned())
+    .run(reconcile_cluster, on_error, shared)
+    .for_each(|_| async {});
+    let leases = watch_locks(ctx.clone());
+    tokio::join!(machines, clusters, leases);
+}
+
+/// A lock that is released wakes those who wait for it; and a lock that stands
+/// unchanged is watched expiring.
+async fn watch_locks(ctx: Context) {
+    let api: Api<DynamicObject> = Api::all_with(ctx.client.clone(), &lease::resource());
+    let mut events = watcher(api, watcher::Config::default().labels(LOCK_LABEL))
+        .default_backoff()
+        .boxed();
+    loop {
+        let event = tokio::select! {
+            () = ctx.stopping.cancelled() => return,
+            event = events.next() => event,
+        };
+        let (object, gone) = match event {
+            Some(Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object))) => {
+                (object, false)
+            }
+            Some(Ok(watcher::Event::Delete(object))) => (object, true),
+            Some(Ok(watcher::Event::Init | watcher::Event::InitDone)) => continue,
+            Some(Err(error)) => {
+                tracing::warn!(error = %error, "the watch on the cluster locks was cut; it is made again");
+                continue;
+            }
+            None => return,
+        };
+        let namespace = object.metadata.namespace.clone().unwrap_or_default();
+        let name = object.metadata.name.clone().unwrap_or_default();
+        let record = lease::record(&object);
+        ctx.locks.observe(
+            &LeaseKey::new(&namespace, &name),
+            if gone { None } else { Some(&record) },
+        );
+        if (gone || record.held_by().is_none())
+            && let Some(cluster) = object
+                .metadata
+                .labels
+                .as_ref()
+                .and_then(|l| l.get(LOCK_LABEL))
+        {
+            ctx.wake_removals(&namespace, cluster);
+        }
+    }
+}
+
+/// Leaves every lock that this process holds to whichever agent leads next.
+pub async fn hand_over(ctx: &Context) {
+    for memory in ctx.removals().await {
+        let mut memory = memory.lock().await;
+        if let Some(lock) = memory.lock.take()
+            && let Err(error) = lock.hand_over().await
+        {
+            tracing::warn!(error = %error, "failed to hand a cluster lock over; it expires by itself");
+        }
+    }
+}

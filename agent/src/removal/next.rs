@@ -1,0 +1,845 @@
+//! The removal's decision: from what a pass knows to the one thing it does next.
+//!
+//! Pure; spec section 5, with sections 3 and 4 where they refer to it. Unit tests,
+//! property tests and the model checker call this very function.
+
+use ichor_api::conditions::{RemovalStep, StandstillReason};
+use ichor_api::names;
+use ichor_rules::Verdict;
+use ichor_rules::etcd::{ListedMember, LiveEtcd, Members};
+
+use super::facts::{
+    Answer, Call, DrainFact, Governing, IntentCall, IntentFacts, NodeFact, Snapshot, TargetFact,
+};
+
+/// Why a machine is let go without (further) work on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LetGo {
+    /// A person took the removal back.
+    Cancelled,
+    /// The TalosCluster is being deleted and orphans its machines.
+    Orphaned,
+    /// The namespace is terminating.
+    NamespaceTerminating,
+    /// Nothing was ever recorded of it, and etcd does not list it.
+    NeverSeen,
+}
+
+/// The one thing to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Stand still, say why, try again later.
+    Stand {
+        /// The condition's reason.
+        reason: StandstillReason,
+        /// For a person.
+        message: String,
+        /// Whether the lock is kept: only for a drain that is blocked.
+        keep_lock: bool,
+        /// Whether our cordon is undone.
+        undo_cordon: bool,
+    },
+    /// Begin to hold the removal for a person: set a token.
+    BeginHold,
+    /// Take the cluster lock.
+    AcquireLock,
+    /// Empty the Node.
+    Drain,
+    /// Ask the target to give up etcd's leadership.
+    Forfeit,
+    /// Send an irreversible call: intent, permit, one more look, call.
+    Send(Call),
+    /// Record that the machine is out of etcd.
+    LeaveConfirmed {
+        /// The boot it left in.
+        boot_id: Option<String>,
+    },
+    /// Record that the machine joined again under another member ID.
+    RejoinedAs {
+        /// Its new member ID.
+        member_id: u64,
+    },
+    /// Take the intent back: the call did not happen.
+    WithdrawIntent {
+        /// Repeat the leave by member ID only.
+        leave_by_id: bool,
+        /// For the log and the condition.
+        why: String,
+    },
+    /// Record that the machine is done with: wiped and seen, or let go by consent.
+    Wiped {
+        /// Whether the box was seen in maintenance mode.
+        confirmed: bool,
+        /// Whether it is let go un-wiped.
+        not_wiped: bool,
+    },
+    /// Look again in a moment; the lock is kept.
+    Wait {
+        /// The step that is going on.
+        step: RemovalStep,
+        /// For a person.
+        message: String,
+    },
+    /// Delete the Node, clear the finalizer, release the lock.
+    Finish,
+    /// Undo our cordon, release the lock, clear the finalizer.
+    LetGo(LetGo),
+}
+
+fn stand(reason: StandstillReason, message: impl Into<String>) -> Step {
+    Step::Stand {
+        reason,
+        message: message.into(),
+        keep_lock: false,
+        undo_cordon: false,
+    }
+}
+
+/// Decides what this pass does.
+pub fn next(s: &Snapshot) -> Step {
+    if s.governing == Governing::NamespaceTerminating {
+        return Step::LetGo(LetGo::NamespaceTerminating);
+    }
+    // An unsettled call comes before every rule: its outcome decides what is true.
+    if let Some(intent) = &s.intent {
+        return settle(s, intent);
+    }
+    match &s.governing {
+        Governing::TeardownOrphan { may_finish } if !(past_leave(s) && *may_finish) => {
+            return Step::LetGo(LetGo::Orphaned);
+        }
+        Governing::Missing | Governing::Replaced { .. } if !past_leave(s) => {
+            return without_cluster(s);
+        }
+        Governing::TeardownReset { turn } => {
+            if !turn {
+                return Step::Wait {
+                    step: RemovalStep::Lock,
+                    message: "the cluster is being torn down; workers are reset first".into(),
+                };
+            }
+        }
+        _ => {}
+    }
+    let teardown = matches!(s.governing, Governing::TeardownReset { .. });
+    if !past_leave(s)
+        && !teardown
+        && let Some(step) = taken_back_or_held(s)
+    {
+        return step;
+    }
+    if s.machine.identity.hardware_uuid.is_none() {
+        if teardown {
+            return Step::LetGo(LetGo::NeverSeen);
+        }
+        return never_identified(s);
+    }
+    if s.machine.did(RemovalStep::Confirm) {
+        return finish(s);
+    }
+    if let TargetFact::Credentials { why } = &s.target {
+        return stand(
+            StandstillReason::CredentialsInvalid,
+            format!(
+                "the Talos credentials cannot be used: {why}. Put a valid talosconfig into the Secret that spec.talos.credentialsSecretRef names"
+            ),
+        );
+    }
+    if let Some(other) = &s.hardware_shared_with {
+        return stand(
+            StandstillReason::IdentityMismatch,
+            format!(
+                "TalosMachine {other} has the same hardware UUID: nothing irreversible is done to either. Correct the address of the one that is wrong"
+            ),
+        );
+    }
+    if !teardown
+        && !past_leave(s)
+        && let Some(step) = identity(s)
+    {
+        return step;
+    }
+    // The rules are asked without the lock first: only what would pass takes it.
+    if !past_leave(s)
+        && !teardown
+        && let Some(step) = refused(s)
+    {
+        return step;
+    }
+    if !s.lock_held {
+        return Step::AcquireLock;
+    }
+    if teardown {
+        return reset(s);
+    }
+    if !s.machine.did(RemovalStep::Drain) {
+        return drain(s);
+    }
+    if s.machine.is_control_plane() && !s.machine.did(RemovalStep::LeaveEtcd) {
+        return leave(s);
+    }
+    reset(s)
+}
+
+/// Whether the machine is out of etcd (workers: whether its reset has begun): from here
+/// on nothing refuses or cancels.
+fn past_leave(s: &Snapshot) -> bool {
+    s.machine.did(RemovalStep::LeaveEtcd) || s.machine.did(RemovalStep::Reset)
+}
+
+fn without_cluster(s: &Snapshot) -> Step {
+    if s.machine.consent.cancel {
+        return Step::LetGo(LetGo::Cancelled);
+    }
+    let cancel = format!(
+        "kubectl ichor remove {} --cancel lets this object go without touching the node",
+        s.machine.name
+    );
+    match &s.governing {
+        Governing::Replaced { uid } => stand(
+            StandstillReason::ClusterReplaced,
+            format!(
+                "the TalosCluster of that name is another one (UID {uid}) than the one this machine was adopted into: nothing is done to the node. \
+                 If it is the same cluster, set annotation {}: \"{uid}\"; else {cancel}",
+                names::ADOPT_CLUSTER
+            ),
+        ),
+        _ => stand(
+            StandstillReason::ClusterMissing,
+            format!(
+                "there is no TalosCluster of that name: nothing is done to the node. Create it again, or {cancel}"
+            ),
+        ),
+    }
+}
+
+fn taken_back_or_held(s: &Snapshot) -> Option<Step> {
+    let consent = &s.machine.consent;
+    if consent.cancel {
+        return Some(Step::LetGo(LetGo::Cancelled));
+    }
+    if !consent.allow_delete {
+        return Some(stand(
+            StandstillReason::Held,
+            format!(
+                "the object is being deleted without annotation {}: \"true\". Set it to let the removal go on, or take the removal back: kubectl ichor remove {} --cancel",
+                names::ALLOW_DELETE,
+                s.machine.name
+            ),
+        ));
+    }
+    if let Some(hold) = &s.machine.hold
+        && consent.continue_token.as_ref() != Some(hold)
+    {
+        return Some(stand(
+            StandstillReason::Held,
+            format!(
+                "refused for {} minutes, so it is held: it will not start by itself when the refusal ends. \
+                 To let it go on: kubectl ichor remove {name} (sets annotation {}: \"{hold}\"); to take it back: kubectl ichor remove {name} --cancel",
+                s.limits.hold_after.as_secs() / 60,
+                names::CONTINUE_REMOVAL,
+                name = s.machine.name,
+            ),
+        ));
+    }
+    None
+}
+
+/// A machine that never answered is sent nothing: a member listed at its address is
+/// removed by ID, and that is all.
+fn never_identified(s: &Snapshot) -> Step {
+    if !s.machine.is_control_plane() {
+        return Step::LetGo(LetGo::NeverSeen);
+    }
+    match listed_members(s) {
+        Err(step) => step,
+        Ok(members) => match own_member(s, members) {
+            None => Step::LetGo(LetGo::NeverSeen),
+            Some(_) if !s.lock_held => match refused(s) {
+                Some(step) => step,
+                None => Step::AcquireLock,
+            },
+            Some(member) => match refused(s) {
+                Some(step) => step,
+                None => Step::Send(Call::RemoveMember {
+                    member_id: member.id,
+                }),
+            },
+        },
+    }
+}
+
+fn identity(s: &Snapshot) -> Option<Step> {
+    let recorded = &s.machine.identity;
+    match &s.target {
+        TargetFact::Answers(answer) => {
+            if recorded.hardware_uuid.as_deref() != Some(answer.hardware_uuid.as_str()) {
+                return Some(stand(
+                    StandstillReason::IdentityMismatch,
+                    format!(
+                        "another machine answers at the address: hardware UUID {}, recorded is {}. Correct spec.address",
+                        answer.hardware_uuid,
+                        recorded.hardware_uuid.as_deref().unwrap_or("none")
+                    ),
+                ));
+            }
+            if recorded
+                .node_id
+                .as_ref()
+                .is_some_and(|id| *id != answer.node_id)
+            {
+                return Some(stand(
+                    StandstillReason::IdentityMismatch,
+                    format!(
+                        "the box answers with Talos node ID {}, recorded is {}: it was installed anew since. \
+                         Take the removal back (kubectl ichor remove {} --cancel) and let it be adopted again",
+                        answer.node_id,
+                        recorded.node_id.as_deref().unwrap_or("none"),
+                        s.machine.name
+                    ),
+                ));
+            }
+            if !role_matches(s, answer) {
+                return Some(stand(
+                    StandstillReason::RoleMismatch,
+                    format!(
+                        "Talos reports machine type {}, spec.role is {}. Take the removal back and create the TalosMachine with the right role",
+                        answer.machine_type,
+                        s.machine.role.as_str()
+                    ),
+                ));
+            }
+            None
+        }
+        TargetFact::Maintenance { hardware_uuid } => {
+            if *hardware_uuid == recorded.hardware_uuid {
+                None
+            } else {
+                Some(stand(
+                    StandstillReason::IdentityMismatch,
+                    format!(
+                        "a box in maintenance mode answers at the address, hardware UUID {}, recorded is {}. Correct spec.address",
+                        hardware_uuid.as_deref().unwrap_or("unknown"),
+                        recorded.hardware_uuid.as_deref().unwrap_or("none")
+                    ),
+                ))
+            }
+        }
+        TargetFact::Silent { .. } | TargetFact::Credentials { .. } => None,
+    }
+}
+
+fn role_matches(s: &Snapshot, answer: &Answer) -> bool {
+    let control_plane = matches!(answer.machine_type.as_str(), "controlplane" | "init");
+    control_plane == s.machine.is_control_plane()
+}
+
+/// The first rule that stands in the way.
+fn refused(s: &Snapshot) -> Option<Step> {
+    let check = s.checks.iter().find(|c| c.verdict != Verdict::Proceed)?;
+    if s.waits
+        .refused
+        .is_some_and(|refused| refused >= s.limits.hold_after)
+        && s.machine.hold.is_none()
+    {
+        return Some(Step::BeginHold);
+    }
+    Some(Step::Stand {
+        reason: check.reason.unwrap_or(StandstillReason::Held),
+        message: check.to_string(),
+        keep_lock: false,
+        undo_cordon: true,
+    })
+}
+
+fn drain(s: &Snapshot) -> Step {
+    match &s.drain {
+        DrainFact::Blocked { message } => {
+            if let Some(waiter) = &s.urgent_waiter {
+                return stand(
+                    StandstillReason::Yielded,
+                    format!(
+                        "the drain is blocked, and {waiter} is more urgent: this makes way and starts again afterwards. {message}"
+                    ),
+                );
+            }
+        }
+        DrainFact::TimedOut { message } => {
+            return stand(StandstillReason::DrainFailed, message.clone());
+        }
+        DrainFact::Open => {}
+    }
+    match &s.node {
+        NodeFact::Unknown { why } if !s.dead => stand(StandstillReason::NodeUnknown, why.clone()),
+        NodeFact::Missing { name } if !s.dead => match &s.target {
+            TargetFact::Answers(answer) if answer.node_name.as_deref() == Some(name.as_str()) => {
+                Step::Drain
+            }
+            TargetFact::Maintenance { .. } => Step::Drain,
+            _ => stand(
+                StandstillReason::NodeUnknown,
+                format!(
+                    "there is no Node {name}, and Talos does not confirm that this is the machine's node name. Correct spec.nodeName, or power the box off"
+                ),
+            ),
+        },
+        _ => Step::Drain,
+    }
+}
+
+/// The list, or why nothing can be done without one.
+fn listed_members(s: &Snapshot) -> Result<&Members, Step> {
+    match &s.etcd {
+        Some(LiveEtcd::Listed(members)) => Ok(members),
+        Some(no_list @ LiveEtcd::NoList { .. }) => {
+            let check = ichor_rules::etcd::live_etcd(
+                no_list,
+                ichor_rules::etcd::Target {
+                    machine: &s.machine.name,
+                    member_id: None,
+                    unhealthy_long: false,
+                },
+                0,
+            );
+            Err(stand(
+                check.reason.unwrap_or(StandstillReason::EtcdUnreachable),
+                check.to_string(),
+            ))
+        }
+        None => Err(stand(
+            StandstillReason::EtcdUnreachable,
+            "etcd was not asked in this pass",
+        )),
+    }
+}
+
+/// The listed member that is the target's: by recorded ID, name or peer address.
+fn own_member<'m>(s: &Snapshot, members: &'m Members) -> Option<&'m ListedMember> {
+    let recorded = s.machine.member_id();
+    members
+        .all
+        .iter()
+        .map(|m| &m.listed)
+        .find(|m| Some(m.id) == recorded)
+        .or_else(|| {
+            members
+                .all
+                .iter()
+                .map(|m| &m.listed)
+                .find(|m| looks_like_target(s, m))
+        })
+}
+
+/// Whether a member has the target's recorded name or one of its peer addresses.
+fn looks_like_target(s: &Snapshot, member: &ListedMember) -> bool {
+    let identity = &s.machine.identity;
+    let same_name = member.started()
+        && identity
+            .etcd_member_name
+            .as_deref()
+            .is_some_and(|name| name == member.name);
+    same_name
+        || member
+            .peer_urls
+            .iter()
+            .any(|url| identity.etcd_peer_urls.contains(url))
+}
+
+fn leave(s: &Snapshot) -> Step {
+    let members = match listed_members(s) {
+        Ok(members) => members,
+        Err(step) => return step,
+    };
+    let Some(member) = own_member(s, members) else {
+        return Step::LeaveConfirmed {
+            boot_id: boot_id(s),
+        };
+    };
+    let recorded = s.machine.member_id();
+    if Some(member.id) != recorded {
+        // Name or address, but another ID: the target joined again, or somebody else has its name.
+        return match &s.target {
+            TargetFact::Answers(answer)
+                if answer.member_id == Some(member.id) || answer.member_id.is_none() =>
+            {
+                Step::RejoinedAs {
+                    member_id: member.id,
+                }
+            }
+            _ => stand(
+                StandstillReason::IdentityMismatch,
+                format!(
+                    "etcd lists {member} with this machine's name or address, but its recorded member ID is {}: which one is meant cannot be told. Assign it with annotation {}",
+                    s.machine
+                        .identity
+                        .etcd_member_id
+                        .as_deref()
+                        .unwrap_or("none"),
+                    names::ETCD_MEMBER_ID
+                ),
+            ),
+        };
+    }
+    let by_id = Step::Send(Call::RemoveMember {
+        member_id: member.id,
+    });
+    let belongs = looks_like_target(s, member)
+        || (s.machine.identity.etcd_member_name.is_none()
+            && s.machine.identity.etcd_peer_urls.is_empty());
+    match &s.target {
+        TargetFact::Answers(answer)
+            if !s.machine.leave_by_id && answer.member_id == Some(member.id) =>
+        {
+            if answer.leads && !s.forfeit_tried {
+                return Step::Forfeit;
+            }
+            Step::Send(Call::LeaveEtcd {
+                member_id: member.id,
+            })
+        }
+        TargetFact::Silent { why } if !s.dead => stand(
+            StandstillReason::NodeUnreachable,
+            format!(
+                "the machine's Talos API does not answer ({why}), and its Node is not down for long enough to call it dead. \
+                 Repair the Talos API, or power the box off, or take the removal back: kubectl ichor remove {} --cancel",
+                s.machine.name
+            ),
+        ),
+        _ if belongs => by_id,
+        _ => stand(
+            StandstillReason::IdentityMismatch,
+            format!(
+                "etcd lists the recorded member ID as {member}, which is neither the recorded name ({}) nor a recorded peer address: it is not removed",
+                s.machine
+                    .identity
+                    .etcd_member_name
+                    .as_deref()
+                    .unwrap_or("none")
+            ),
+        ),
+    }
+}
+
+fn boot_id(s: &Snapshot) -> Option<String> {
+    match &s.target {
+        TargetFact::Answers(answer) => Some(answer.boot_id.clone()),
+        _ => None,
+    }
+}
+
+fn reset(s: &Snapshot) -> Step {
+    let teardown = matches!(s.governing, Governing::TeardownReset { .. });
+    let recorded = s.machine.identity.hardware_uuid.as_deref();
+    // A member of the target, whatever its role, sends it back to the checks.
+    if !teardown
+        && let Some(LiveEtcd::Listed(members)) = &s.etcd
+        && let Some(member) = own_member(s, members)
+    {
+        return Step::RejoinedAs {
+            member_id: member.id,
+        };
+    }
+    match &s.target {
+        TargetFact::Maintenance { hardware_uuid } if hardware_uuid.as_deref() == recorded => {
+            Step::Wiped {
+                confirmed: true,
+                not_wiped: false,
+            }
+        }
+        TargetFact::Maintenance { .. } | TargetFact::Credentials { .. } => {
+            gone_or_waiting(s, "another box in maintenance mode answers at the address")
+        }
+        TargetFact::Silent { why } => gone_or_waiting(s, why),
+        TargetFact::Answers(answer) => {
+            if Some(answer.hardware_uuid.as_str()) != recorded {
+                return gone_or_waiting(s, "another machine answers at the address");
+            }
+            if !teardown && s.machine.is_control_plane() {
+                if s.etcd
+                    .as_ref()
+                    .is_none_or(|e| matches!(e, LiveEtcd::NoList { .. }))
+                {
+                    return match listed_members(s) {
+                        Err(step) => step,
+                        Ok(_) => stand(StandstillReason::EtcdUnreachable, "etcd was not asked"),
+                    };
+                }
+                let rebooted = s
+                    .machine
+                    .leave_boot_id
+                    .as_ref()
+                    .is_some_and(|boot| *boot != answer.boot_id);
+                if rebooted && !etcd_cannot_start(answer) {
+                    return stand(
+                        StandstillReason::Rejoining,
+                        "the box rebooted after it left etcd, so Talos is about to join it again; when it is listed it leaves again, then the removal goes on",
+                    );
+                }
+            }
+            if answer.partitions.is_empty() {
+                return stand(
+                    StandstillReason::NodeUnreachable,
+                    "the machine does not report its partitions, so a reset could not name what to wipe",
+                );
+            }
+            Step::Send(Call::Reset {
+                wipe: answer.partitions.clone(),
+                reboot: !answer.platform_config,
+            })
+        }
+    }
+}
+
+fn etcd_cannot_start(answer: &Answer) -> bool {
+    answer.etcd_service == "Failed"
+}
+
+/// The box does not answer before its reset was sent.
+fn gone_or_waiting(s: &Snapshot, why: &str) -> Step {
+    if !s.dead {
+        return stand(
+            StandstillReason::NodeUnreachable,
+            format!(
+                "the machine is to be wiped, but does not answer ({why}). Power it on, repair its Talos API, or power it off for good"
+            ),
+        );
+    }
+    if s.machine.consent.skip_reset {
+        return Step::Wiped {
+            confirmed: false,
+            not_wiped: true,
+        };
+    }
+    stand(
+        StandstillReason::SkipResetNeeded,
+        format!(
+            "the machine is dead and was not wiped: it could come back with its old data. Power it on so that it is wiped, \
+             or consent to let it go un-wiped: kubectl annotate tm {} {}=true",
+            s.machine.name,
+            names::SKIP_RESET
+        ),
+    )
+}
+
+/// Settling (spec section 4): what became of a call whose outcome is not recorded.
+fn settle(s: &Snapshot, intent: &IntentFacts) -> Step {
+    if intent.never_sent {
+        return Step::WithdrawIntent {
+            leave_by_id: s.machine.leave_by_id,
+            why: "it was never sent".into(),
+        };
+    }
+    match intent.call {
+        IntentCall::Leave => settle_leave(s, intent),
+        IntentCall::Reset => settle_reset(s, intent),
+        IntentCall::Other => stand(
+            StandstillReason::OutcomeUnknown,
+            "another operation's call to this machine is not settled yet",
+        ),
+    }
+}
+
+fn settle_leave(s: &Snapshot, intent: &IntentFacts) -> Step {
+    let members = match listed_members(s) {
+        Ok(members) => members,
+        Err(step) => return step,
+    };
+    let id = intent.member_id.or_else(|| s.machine.member_id());
+    let listed = id.is_some_and(|id| members.by_id(id).is_some());
+    if !listed {
+        // Gone by ID. A member of its name or address is the target joined again.
+        if let Some(member) = own_member(s, members) {
+            return match &s.target {
+                TargetFact::Answers(answer)
+                    if answer.member_id.is_none() || answer.member_id == Some(member.id) =>
+                {
+                    Step::RejoinedAs {
+                        member_id: member.id,
+                    }
+                }
+                _ => stand(
+                    StandstillReason::IdentityMismatch,
+                    format!(
+                        "the member left, but etcd lists {member} with its name or address, and the machine does not answer to say whether that is itself"
+                    ),
+                ),
+            };
+        }
+        return Step::LeaveConfirmed {
+            boot_id: intent.boot_id.clone().or_else(|| boot_id(s)),
+        };
+    }
+    let new_boot = match &s.target {
+        TargetFact::Answers(answer) => intent
+            .boot_id
+            .as_ref()
+            .is_some_and(|boot| *boot != answer.boot_id),
+        _ => false,
+    };
+    if intent.accepted && !intent.settle_due {
+        return Step::Wait {
+            step: RemovalStep::LeaveEtcd,
+            message:
+                "the leave was answered; waiting until the survivors no longer list the member"
+                    .into(),
+        };
+    }
+    if intent.settle_due && (!intent.sender_may_live || new_boot) {
+        return Step::WithdrawIntent {
+            leave_by_id: true,
+            why: "the member is still listed after the call's deadline and the settling time"
+                .into(),
+        };
+    }
+    stand(
+        StandstillReason::OutcomeUnknown,
+        "the leave was sent and its answer is not known; the member is still listed. Nothing else is begun until it is gone, or its deadline and the settling time have passed",
+    )
+}
+
+fn settle_reset(s: &Snapshot, intent: &IntentFacts) -> Step {
+    let recorded = s.machine.identity.hardware_uuid.as_deref();
+    match &s.target {
+        TargetFact::Maintenance { hardware_uuid } if hardware_uuid.as_deref() == recorded => {
+            Step::Wiped {
+                confirmed: true,
+                not_wiped: false,
+            }
+        }
+        TargetFact::Answers(answer) if Some(answer.hardware_uuid.as_str()) == recorded => {
+            settle_answering(s, intent, answer)
+        }
+        TargetFact::Credentials { why } | TargetFact::Silent { why } => {
+            settle_silent(s, intent, why)
+        }
+        TargetFact::Maintenance { .. } | TargetFact::Answers(_) => {
+            settle_silent(s, intent, "another box answers at the address")
+        }
+    }
+}
+
+fn settle_answering(s: &Snapshot, intent: &IntentFacts, answer: &Answer) -> Step {
+    let same_node = intent.node_id.as_deref() == Some(answer.node_id.as_str());
+    let same_boot = intent.boot_id.as_deref() == Some(answer.boot_id.as_str());
+    if !same_node {
+        let listed = match &s.etcd {
+            Some(LiveEtcd::Listed(members)) => own_member(s, members).map(ToString::to_string),
+            _ => None,
+        };
+        if s.machine.consent.accept_rejoin && listed.is_none() && s.etcd_told() {
+            return Step::Wiped {
+                confirmed: false,
+                not_wiped: false,
+            };
+        }
+        return stand(
+            StandstillReason::Rejoined,
+            format!(
+                "the box was wiped and configured again into this cluster (Talos node ID {}){}. Reset it by hand so that it is found in maintenance mode, \
+                 or, while etcd lists no member of it, finish the removal and leave the node to a new TalosMachine: kubectl annotate tm {} {}=true",
+                answer.node_id,
+                listed
+                    .map(|m| format!(", and etcd lists {m}"))
+                    .unwrap_or_default(),
+                s.machine.name,
+                names::ACCEPT_REJOIN
+            ),
+        );
+    }
+    if !same_boot {
+        return Step::WithdrawIntent {
+            leave_by_id: s.machine.leave_by_id,
+            why: "the box rebooted and was not wiped: the reset failed".into(),
+        };
+    }
+    if intent.locked {
+        return Step::WithdrawIntent {
+            leave_by_id: s.machine.leave_by_id,
+            why: "Talos did not start the reset: another sequence is running".into(),
+        };
+    }
+    if answer.running
+        && s.waits
+            .still_running
+            .is_some_and(|d| d >= s.limits.reset_not_started)
+    {
+        return Step::WithdrawIntent {
+            leave_by_id: s.machine.leave_by_id,
+            why: "the box runs on as if no reset had been asked for: it did not start".into(),
+        };
+    }
+    Step::Wait {
+        step: RemovalStep::Confirm,
+        message: format!("the reset was sent; the box is at stage {}", answer.stage),
+    }
+}
+
+fn settle_silent(s: &Snapshot, intent: &IntentFacts, why: &str) -> Step {
+    let silent = s.waits.silent.unwrap_or_default();
+    if !intent.reboots && intent.seen_stopping && silent >= s.limits.power_off_wait {
+        return Step::Wiped {
+            confirmed: false,
+            not_wiped: false,
+        };
+    }
+    if silent < s.limits.wipe_wait {
+        return Step::Wait {
+            step: RemovalStep::Confirm,
+            message: format!(
+                "the reset was sent; waiting for the box to come back in maintenance mode ({why})"
+            ),
+        };
+    }
+    if s.machine.consent.skip_reset {
+        return Step::Wiped {
+            confirmed: false,
+            not_wiped: true,
+        };
+    }
+    stand(
+        StandstillReason::AwaitingWipe,
+        format!(
+            "the reset was sent, and the box has not been seen since ({why}). Power it on and look at its console, \
+             or let it go without having seen it wiped: kubectl annotate tm {} {}=true",
+            s.machine.name,
+            names::SKIP_RESET
+        ),
+    )
+}
+
+/// The last look before the object goes: a member of the target listed again is removed first.
+fn finish(s: &Snapshot) -> Step {
+    if s.machine.is_control_plane()
+        && !matches!(
+            s.governing,
+            Governing::TeardownReset { .. } | Governing::TeardownOrphan { .. }
+        )
+    {
+        match &s.etcd {
+            Some(LiveEtcd::Listed(members)) => {
+                if let Some(member) = own_member(s, members) {
+                    if !s.lock_held {
+                        return Step::AcquireLock;
+                    }
+                    return Step::Send(Call::RemoveMember {
+                        member_id: member.id,
+                    });
+                }
+            }
+            _ => {
+                return match listed_members(s) {
+                    Err(step) => step,
+                    Ok(_) => Step::Finish,
+                };
+            }
+        }
+    }
+    Step::Finish
+}
+
+impl Snapshot {
+    /// Whether a member list was had, or the machine's role makes one needless.
+    fn etcd_told(&self) -> bool {
+        !self.machine.is_control_plane() || matches!(self.etcd, Some(LiveEtcd::Listed(_)))
+    }
+}
