@@ -175,7 +175,8 @@ pub enum Command {
 #[derive(Args, Debug)]
 pub struct StatusArgs {
     /// One TalosCluster; without it, every one of the namespace
-    #[arg(value_name = "CLUSTER", value_parser = parse_cluster, add = ArgValueCompleter::new(complete_cluster))]
+    // An id of its own: --cluster is another thing.
+    #[arg(id = "talos-cluster", value_name = "CLUSTER", value_parser = parse_cluster, add = ArgValueCompleter::new(complete_cluster))]
     pub cluster: Option<String>,
     /// Clusters of all namespaces
     #[arg(short = 'A', long)]
@@ -419,6 +420,19 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn no_command_takes_a_global_flag_for_its_own() {
+        let cli = Cli::command();
+        let globals: Vec<_> = cli.get_arguments().map(|a| a.get_id().clone()).collect();
+        let mut commands: Vec<&clap::Command> = cli.get_subcommands().collect();
+        while let Some(command) = commands.pop() {
+            for argument in command.get_arguments() {
+                assert!(!globals.contains(argument.get_id()), "{argument:?}");
+            }
+            commands.extend(command.get_subcommands());
+        }
     }
 
     #[test]

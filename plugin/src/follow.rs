@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::fmt::Write as _;
 
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use kube::Resource;
@@ -27,6 +28,16 @@ pub enum Change<K> {
     Gone(K),
     /// The watch broke off and is taken up again; why.
     Trouble(String),
+}
+
+impl<K> Change<K> {
+    /// Why the watch broke off, where that is what it tells.
+    pub fn trouble(&self) -> Option<&str> {
+        match self {
+            Self::Trouble(why) => Some(why),
+            _ => None,
+        }
+    }
 }
 
 /// Lists and watches; lists anew where the watch cannot be taken up, without a gap.
@@ -116,7 +127,7 @@ impl Screen {
         let mut text = String::new();
         if self.drawn > 0 {
             // Up to where the last frame began, and clear from there.
-            text.push_str(&format!("\x1b[{}F\x1b[J", self.drawn));
+            let _ = write!(text, "\x1b[{}F\x1b[J", self.drawn);
         }
         for line in &lines {
             text.push_str(line);

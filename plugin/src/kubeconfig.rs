@@ -1,6 +1,7 @@
 //! From flags, environment and files to one resolved configuration, as kubectl does it.
 //! Every request of a command uses that one (field reports P2 to P8).
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use kube::Config;
@@ -93,7 +94,7 @@ fn context(kubeconfig: &Kubeconfig, flags: &ConnectionFlags) -> Result<Context, 
                 user: None,
                 namespace: None,
                 extensions: None,
-                other: Default::default(),
+                other: BTreeMap::default(),
             });
         }
         return Err(bad(
@@ -287,12 +288,12 @@ async fn build(cluster: Cluster, user: AuthInfo) -> Result<Config, Error> {
         clusters: vec![NamedCluster {
             name: NAME.to_owned(),
             cluster: Some(cluster),
-            other: Default::default(),
+            other: BTreeMap::default(),
         }],
         auth_infos: vec![NamedAuthInfo {
             name: NAME.to_owned(),
             auth_info: Some(user),
-            other: Default::default(),
+            other: BTreeMap::default(),
         }],
         contexts: vec![NamedContext {
             name: NAME.to_owned(),
@@ -301,9 +302,9 @@ async fn build(cluster: Cluster, user: AuthInfo) -> Result<Config, Error> {
                 user: Some(NAME.to_owned()),
                 namespace: None,
                 extensions: None,
-                other: Default::default(),
+                other: BTreeMap::default(),
             }),
-            other: Default::default(),
+            other: BTreeMap::default(),
         }],
         current_context: Some(NAME.to_owned()),
         ..Kubeconfig::default()

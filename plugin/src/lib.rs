@@ -117,11 +117,11 @@ async fn connected(cli: &Cli, env: &Env, io: &mut Io<'_>) -> Result<u8, Error> {
     let timeout = cli.connection.request_timeout.unwrap_or_default();
     let session = Session::connect(resolved, timeout, cli.output.verbosity)?;
     let outcome = match &cli.command {
-        Command::Status(args) => status::run(&session, args, output, io).await,
-        Command::Plan { action } => plan_command::run(&session, action, output, io).await,
-        Command::Remove(args) => remove::run(&session, args, output, io).await,
-        Command::Drain { action } => drain::run(&session, action, output, io).await,
-        Command::Removal { action } => removal::run(&session, action, output, io).await,
+        Command::Status(args) => Box::pin(status::run(&session, args, output, io)).await,
+        Command::Plan { action } => Box::pin(plan_command::run(&session, action, output, io)).await,
+        Command::Remove(args) => Box::pin(remove::run(&session, args, output, io)).await,
+        Command::Drain { action } => Box::pin(drain::run(&session, action, output, io)).await,
+        Command::Removal { action } => Box::pin(removal::run(&session, action, output, io)).await,
         Command::Version(_) => version::run(&session, output, io).await,
         Command::Completion(_) | Command::Complete { .. } => Ok(exit::DONE),
     };

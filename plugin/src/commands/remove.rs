@@ -20,6 +20,9 @@ use crate::view::removal;
 /// How often a write is tried again on a fresh read: the agent writes status often.
 const TRIES: usize = 5;
 
+/// Annotations to set.
+type Annotations = Vec<(&'static str, String)>;
+
 /// One run of the command.
 struct Remove<'a> {
     session: &'a Session,
@@ -261,7 +264,7 @@ impl Remove<'_> {
     async fn annotate(
         &self,
         machine: TalosMachine,
-        wanted: &dyn Fn(&TalosMachine) -> Result<Vec<(&'static str, String)>, Error>,
+        wanted: &dyn Fn(&TalosMachine) -> Result<Annotations, Error>,
     ) -> Result<TalosMachine, Error> {
         let uid = machine.metadata.uid.clone();
         let mut machine = machine;
@@ -370,7 +373,7 @@ impl Remove<'_> {
 }
 
 /// The annotations that let a held removal go on; none where it is not held.
-fn consents_for(machine: &TalosMachine) -> Vec<(&'static str, String)> {
+fn consents_for(machine: &TalosMachine) -> Annotations {
     let mut answers = Vec::new();
     let held = machine
         .condition(REMOVAL_CONDITION)

@@ -16,7 +16,7 @@ use crate::io::Io;
 use crate::output;
 use crate::resources::{self, CLUSTERS, MACHINES, name_of, namespace_of};
 use crate::session::Session;
-use crate::view::status::{self, Group};
+use crate::view::status;
 
 /// Runs it.
 pub async fn run(
@@ -28,7 +28,14 @@ pub async fn run(
     let namespace = (!args.all_namespaces).then(|| session.namespace.clone());
     if args.watch {
         output::only(output, &[Output::Wide], "status --watch")?;
-        return watch(session, args, namespace.as_deref(), output.is_some(), io).await;
+        return Box::pin(watch(
+            session,
+            args,
+            namespace.as_deref(),
+            output.is_some(),
+            io,
+        ))
+        .await;
     }
     let only = args.cluster.as_deref();
     // Two lists at once, on two connections: one round trip in all.
@@ -117,8 +124,8 @@ impl<K: Resource> Known<K> {
 
 /// A change of either resource, so that both watches are one stream.
 enum Either {
-    Clusters(Change<TalosCluster>),
-    Machines(Change<TalosMachine>),
+    Clusters(Box<Change<TalosCluster>>),
+    Machines(Box<Change<TalosMachine>>),
 }
 
 async fn watch(
@@ -144,34 +151,37 @@ async fn watch(
         None => Default::default(),
     };
     let stream = select(
-        follow::changes(clusters, of_cluster, CLUSTERS, namespace).map(|c| c.map(Either::Clusters)),
+        follow::changes(clusters, of_cluster, CLUSTERS, namespace)
+            .map(|c| c.map(|c| Either::Clusters(Box::new(c)))),
         follow::changes(machines, of_machines, MACHINES, namespace)
-            .map(|c| c.map(Either::Machines)),
+            .map(|c| c.map(|c| Either::Machines(Box::new(c)))),
     )
     .map(|change| {
         // Trouble is the follower's to tell, whichever watch it is.
-        change.map(|either| match either {
-            Either::Clusters(Change::Trouble(why)) | Either::Machines(Change::Trouble(why)) => {
-                Change::Trouble(why)
+        change.map(|either| {
+            let trouble = match &either {
+                Either::Clusters(change) => change.trouble(),
+                Either::Machines(change) => change.trouble(),
+            };
+            match trouble {
+                Some(why) => Change::Trouble(why.to_owned()),
+                None => Change::Applied(either),
             }
-            other => Change::Applied(other),
         })
     });
     let mut known_clusters = Known(None);
     let mut known_machines = Known(None);
-    follow::run(session, io, stream, |change, clock| {
+    Box::pin(follow::run(session, io, stream, |change, clock| {
         if let Some(Change::Applied(either)) = change {
             match either {
-                Either::Clusters(change) => known_clusters.take(change),
-                Either::Machines(change) => known_machines.take(change),
+                Either::Clusters(change) => known_clusters.take(*change),
+                Either::Machines(change) => known_machines.take(*change),
             }
         }
         let (Some(clusters), Some(machines)) = (&known_clusters.0, &known_machines.0) else {
             return Frame::NotYet;
         };
-        let clusters: Vec<TalosCluster> = clusters.values().cloned().collect();
-        let machines: Vec<TalosMachine> = machines.values().cloned().collect();
-        let groups: Vec<Group<'_>> = status::group(&clusters, &machines, only);
+        let groups = status::group(clusters.values(), machines.values(), only);
         if groups.is_empty() {
             return Frame::Show(vec![match only {
                 Some(name) => format!("TalosCluster {name} is not there."),
@@ -179,7 +189,7 @@ async fn watch(
             }]);
         }
         Frame::Show(status::lines(&groups, clock, wide))
-    })
+    }))
     .await?;
     Ok(exit::DONE)
 }

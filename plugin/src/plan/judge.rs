@@ -113,9 +113,8 @@ fn allow_delete(facts: &Facts<'_>) -> PlanCheck {
 fn governed(facts: &Facts<'_>) -> Vec<PlanCheck> {
     let machine = facts.machine;
     let name = name_of(&machine.metadata);
-    let cluster = match facts.cluster {
-        Some(cluster) => cluster,
-        None => return Vec::new(),
+    let Some(cluster) = facts.cluster else {
+        return Vec::new();
     };
     if !machine.spec.approved && !machine.has_finalizer() {
         return vec![

@@ -37,12 +37,12 @@ pub struct Group<'a> {
 /// Puts machines to their clusters, by namespace and name. Machines whose cluster is
 /// not there get a group of their own, unless one cluster alone was asked for.
 pub fn group<'a>(
-    clusters: &'a [TalosCluster],
-    machines: &'a [TalosMachine],
+    clusters: impl IntoIterator<Item = &'a TalosCluster>,
+    machines: impl IntoIterator<Item = &'a TalosMachine>,
     only: Option<&str>,
 ) -> Vec<Group<'a>> {
     let mut groups: BTreeMap<(&str, &str), Group<'a>> = clusters
-        .iter()
+        .into_iter()
         .map(|cluster| {
             let key = (namespace_of(&cluster.metadata), name_of(&cluster.metadata));
             let group = Group {
@@ -165,42 +165,42 @@ fn etcd_line(etcd: Option<&EtcdStatus>, clock: Clock) -> String {
     let Some(etcd) = etcd else {
         return "not seen yet by the agent".to_owned();
     };
-    let mut line = format!("{} voters, {} healthy", etcd.voters, etcd.healthy);
+    let mut parts = vec![
+        format!("{} voters", etcd.voters),
+        format!("{} healthy", etcd.healthy),
+    ];
     if etcd.learners > 0 {
-        line.push_str(&format!(", {} not voting yet", etcd.learners));
+        parts.push(format!("{} not voting yet", etcd.learners));
     }
-    match &etcd.leader {
-        Some(leader) => line.push_str(&format!(", leader {leader}")),
-        None => line.push_str(", no leader"),
-    }
-    if etcd.alarms.is_empty() {
-        line.push_str(", no alarms");
+    parts.push(match &etcd.leader {
+        Some(leader) => format!("leader {leader}"),
+        None => "no leader".to_owned(),
+    });
+    parts.push(if etcd.alarms.is_empty() {
+        "no alarms".to_owned()
     } else {
-        line.push_str(&format!(", ALARMS: {}", etcd.alarms.join("; ")));
-    }
-    // On a pipe the age is left out: it would make a new line of every look at etcd.
-    if !clock.absolute {
-        match &etcd.observed_at {
-            Some(at) => {
-                let stale = seconds_between(at, clock.now) > ETCD_STALE_AFTER;
-                line.push_str(&format!(
-                    " (as of {}{})",
-                    clock.ago(at),
-                    if stale {
-                        ": too old to rely on; does the agent run?"
-                    } else {
-                        ""
-                    }
-                ));
-            }
-            None => line.push_str(" (nobody knows as of when)"),
-        }
-    }
+        format!("ALARMS: {}", etcd.alarms.join("; "))
+    });
+    let mut line = parts.join(", ") + &as_of(etcd, clock);
     if !etcd.message.is_empty() {
         line.push_str(": ");
         line.push_str(&etcd.message);
     }
     line
+}
+
+/// How old what is said of etcd is. On a pipe it is left out: it would make a new line
+/// of every look at etcd.
+fn as_of(etcd: &EtcdStatus, clock: Clock) -> String {
+    match &etcd.observed_at {
+        _ if clock.absolute => String::new(),
+        None => " (nobody knows as of when)".to_owned(),
+        Some(at) if seconds_between(at, clock.now) > ETCD_STALE_AFTER => format!(
+            " (as of {}: too old to rely on; does the agent run?)",
+            clock.ago(at)
+        ),
+        Some(at) => format!(" (as of {})", clock.ago(at)),
+    }
 }
 
 /// Who holds the lock and since when.
