@@ -80,24 +80,12 @@ pub(super) async fn send(
             Forecast::Allowed(budget) => {
                 let allowed = budget.status.as_ref().map_or(1, |s| s.disruptions_allowed);
                 let allowed = usize::try_from(allowed).unwrap_or(1).max(1);
-                budgeted
-                    .entry(key(budget))
-                    .or_insert(Group {
-                        pods: Vec::new(),
-                        limit: 1,
-                        shared: true,
-                    })
-                    .join(index, pod, limits.per_budget.min(allowed));
+                let group = budgeted.entry(key(budget)).or_insert_with(Group::one);
+                group.join(index, pod, limits.per_budget.min(allowed));
             }
             Forecast::Blocked(budget) => {
-                budgeted
-                    .entry(key(budget))
-                    .or_insert(Group {
-                        pods: Vec::new(),
-                        limit: 1,
-                        shared: true,
-                    })
-                    .join(index, pod, 1);
+                let group = budgeted.entry(key(budget)).or_insert_with(Group::one);
+                group.join(index, pod, 1);
             }
         }
     }
@@ -123,6 +111,15 @@ pub(super) async fn send(
 }
 
 impl<'p> Group<'p> {
+    /// Of one budget.
+    fn one() -> Self {
+        Self {
+            pods: Vec::new(),
+            limit: 1,
+            shared: true,
+        }
+    }
+
     fn join(&mut self, index: usize, pod: &'p Pod, limit: usize) {
         self.pods.push((index, pod));
         self.limit = self.limit.max(limit);

@@ -62,7 +62,11 @@ impl Ask {
         fake: &Fake,
         held: super::pass::Held<'_>,
     ) -> Result<DrainPass, super::DrainError> {
-        let request = DrainRequest {
+        super::pass::run(held, &fake.client(), &self.request()).await
+    }
+
+    fn request(&self) -> DrainRequest<'_> {
+        DrainRequest {
             node: "worker-1",
             operation_uid: "op-1",
             options: &self.options,
@@ -72,8 +76,7 @@ impl Ask {
             elapsed: self.elapsed,
             now: now(),
             limits: self.limits.clone(),
-        };
-        super::pass::run(held, &fake.client(), &request).await
+        }
     }
 }
 

@@ -450,3 +450,14 @@ async fn with_the_lock_lost_nothing_more_is_begun() {
         fake.evicted().len()
     );
 }
+
+/// A controller runs passes on a runtime of several threads.
+#[test]
+fn a_pass_may_move_between_threads() {
+    fn may_move<F: Send>(_: impl Fn() -> F) {}
+    let (client, ask): (fn() -> kube::Client, Ask) = (|| unreachable!(), Ask::default());
+    may_move(|| async {
+        let client = client();
+        crate::drain::pass::run(&|| true, &client, &ask.request()).await
+    });
+}
