@@ -14,6 +14,8 @@ use kube::runtime::reflector::Store;
 use kube::{Api, Client, ResourceExt as _};
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::wait::bounded;
+
 /// Says on which node a pod goes, whatever the rules say; `None`: the rules decide.
 pub type Placement = Box<dyn Fn(&Pod) -> Option<String> + Send + Sync>;
 
@@ -48,12 +50,12 @@ pub fn start(
                 }
                 let node = placement(pod).or_else(|| choose(pod, &nodes, &all, &bound));
                 let Some(node) = node else { continue };
-                match bind(&client, pod, &node).await {
+                match bounded(Duration::from_secs(2), bind(&client, pod, &node)).await {
                     Ok(()) => {
                         bound.insert(uid, node);
                     }
                     Err(error) => {
-                        tracing::debug!(pod = pod.name_any(), node, %error, "not bound");
+                        tracing::debug!(pod = pod.name_any(), node, error, "not bound");
                     }
                 }
             }

@@ -55,3 +55,15 @@ where
         }
     }
 }
+
+/// A request with a bound: in shared mode the API server's own etcd may be frozen, and
+/// what hangs there hangs for good.
+pub(crate) async fn bounded<T>(
+    limit: Duration,
+    request: impl Future<Output = std::result::Result<T, kube::Error>>,
+) -> std::result::Result<T, String> {
+    match tokio::time::timeout(limit, request).await {
+        Ok(answer) => answer.map_err(|e| e.to_string()),
+        Err(_) => Err(format!("no answer within {} ms", limit.as_millis())),
+    }
+}

@@ -13,6 +13,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::error::{BedError, Result};
+use crate::wait::bounded;
 
 /// What a node is for, as far as Kubernetes sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,13 +139,15 @@ pub(super) async fn beat(
     nodes: Store<Node>,
     every: Duration,
 ) {
+    // Tried again at once: another try may reach a member of etcd that answers.
+    let limit = every;
     let mut every = tokio::time::interval(every);
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         every.tick().await;
-        if let Err(error) = renew(&client, &identity.name).await {
-            tracing::debug!(node = identity.name, %error, "no sign of life");
-            continue;
+        while let Err(error) = bounded(limit, renew(&client, &identity.name)).await {
+            tracing::debug!(node = identity.name, error, "no sign of life");
+            tokio::time::sleep(limit / 10).await;
         }
         // As a kubelet that finds its Node marked Unknown. One whose Node was deleted
         // does not register it anew until it is restarted.
@@ -154,8 +157,8 @@ pub(super) async fn beat(
                 ready_status(&node) != Some("True")
                     || boot_id(&node) != Some(identity.boot_id.as_str())
             });
-        if stale && let Err(error) = say_ready(&client, &identity).await {
-            tracing::debug!(node = identity.name, %error, "status not written");
+        if stale && let Err(error) = bounded(limit, say_ready(&client, &identity)).await {
+            tracing::debug!(node = identity.name, error, "status not written");
         }
     }
 }

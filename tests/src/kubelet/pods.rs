@@ -12,10 +12,14 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 
 use super::{ENDS, READY};
+use crate::wait::bounded;
 
 /// How many requests are in flight at once: 200 pods are ready in a few seconds, and
 /// the API server still has room for others.
 const AT_ONCE: usize = 32;
+
+/// How long one request may take.
+const LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
 pub(super) struct Work {
@@ -59,18 +63,18 @@ impl Work {
             let api: Api<Pod> = Api::namespaced(work.client.clone(), &namespace);
             let result = if let Some(patch) = patch {
                 let _room = work.room.acquire().await;
-                let patch = Patch::Strategic(patch);
-                api.patch_status(&name, &PatchParams::default(), &patch)
+                let (params, patch) = (PatchParams::default(), Patch::Strategic(patch));
+                bounded(LIMIT, api.patch_status(&name, &params, &patch))
                     .await
                     .map(drop)
             } else {
                 let grace = Duration::from_secs(u64::try_from(grace).unwrap_or(0));
                 tokio::time::sleep(grace.min(work.stop_time)).await;
                 let _room = work.room.acquire().await;
-                finish(&api, &name, &uid).await
+                bounded(LIMIT, finish(&api, &name, &uid)).await
             };
             if let Err(error) = result {
-                tracing::debug!(namespace, name, %error, "the kubelet stand-in will try again");
+                tracing::debug!(namespace, name, error, "the kubelet stand-in will try again");
             }
             work.busy().remove(&key);
         });
