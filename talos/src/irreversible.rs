@@ -173,7 +173,9 @@ impl TalosClient {
         let guard = sending.finish();
         if !guard.lock_held {
             // Another operation may have begun meanwhile: no answer settles anything now.
-            let lost = guard.lost.map_or_else(String::new, |lost| format!(": {lost}"));
+            let lost = guard
+                .lost
+                .map_or_else(String::new, |lost| format!(": {lost}"));
             return Err(CallError::UnknownOutcome(format!(
                 "{label}: the cluster lock was lost while the call ran{lost}"
             )));
@@ -521,7 +523,11 @@ mod tests {
             unreachable!("only typed, never called")
         }
         is_send(|| async { client().leave_etcd(permit(), Duration::ZERO).await });
-        is_send(|| async { client().remove_member(permit(), MemberId(1), Duration::ZERO).await });
+        is_send(|| async {
+            client()
+                .remove_member(permit(), MemberId(1), Duration::ZERO)
+                .await
+        });
         is_send(|| async { client().upgrade(permit(), "", Duration::ZERO).await });
         is_send(|| async {
             client()

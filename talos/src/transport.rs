@@ -7,6 +7,7 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
+use tokio::io::AsyncBufReadExt as _;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -22,6 +23,9 @@ pub(crate) const MAX_MESSAGE: usize = 32 * 1024 * 1024;
 /// that may take: a node that reboots leaves half-open connections behind.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a node may take to speak after the handshake.
+const FIRST_WORD: Duration = Duration::from_secs(1);
 
 /// Why no connection came about. Nothing was sent over it.
 #[derive(Debug, thiserror::Error)]
@@ -95,9 +99,16 @@ async fn dial(
     // A connection that is given up takes its unsent bytes with it: else the kernel would go on
     // delivering a call whose outcome was already written down as unknown.
     tcp.set_zero_linger().map_err(DialError::Tcp)?;
-    let stream = TlsConnector::from(tls)
+    let mut stream = TlsConnector::from(tls)
         .connect(name, tcp)
         .await
         .map_err(DialError::Tls)?;
-    Ok(TokioIo::new(stream))
+    // In TLS 1.3 the client is done before the server has judged its certificate. A server speaks
+    // first in HTTP/2, so its first byte says that we are let in; a refusal is read here, before
+    // any call has left, and is not lost in a write that fails. One that says nothing is tried anyway.
+    match timeout(FIRST_WORD, stream.fill_buf()).await {
+        Ok(Ok([])) => Err(DialError::Tls(io::ErrorKind::UnexpectedEof.into())),
+        Ok(Err(error)) => Err(DialError::Tls(error)),
+        Ok(Ok(_)) | Err(_) => Ok(TokioIo::new(stream)),
+    }
 }

@@ -1,8 +1,8 @@
 //! Certificates as Talos makes them: an Ed25519 authority, server certificates that are made anew
 //! at each boot, and a client certificate whose organisations are its roles.
 
-use std::net::Ipv4Addr;
 use std::fmt::Write as _;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +43,11 @@ impl TalosCa {
         })
     }
 
-    fn server(&self, host: &str, address: Ipv4Addr) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
+    fn server(
+        &self,
+        host: &str,
+        address: Ipv4Addr,
+    ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
         let key = KeyPair::generate_for(&PKCS_ED25519)?;
         let mut params = CertificateParams::default();
         params.distinguished_name = name(&[(DnType::CommonName, host)]);
@@ -64,9 +68,10 @@ impl TalosCa {
         let mut roots = RootCertStore::empty();
         roots.add(self.issuer.der().clone())?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
-            .build()
-            .map_err(|e| BedError::Refused(format!("no client verifier: {e}")))?;
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+                .build()
+                .map_err(|e| BedError::Refused(format!("no client verifier: {e}")))?;
         let (chain, key) = self.server(host, address)?;
         let mut tls = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
@@ -111,7 +116,8 @@ impl TalosCa {
         let key = key
             .serialize_pem()
             .replace("PRIVATE KEY", "ED25519 PRIVATE KEY");
-        let mut text = format!("context: {context}\ncontexts:\n    {context}:\n        endpoints:\n");
+        let mut text =
+            format!("context: {context}\ncontexts:\n    {context}:\n        endpoints:\n");
         for endpoint in endpoints {
             let _ = writeln!(text, "            - {endpoint}");
         }

@@ -276,7 +276,10 @@ impl EtcdClient {
                 let text = error["message"]
                     .as_str()
                     .or(error["error"].as_str())
-                    .map_or_else(|| String::from_utf8_lossy(&body).into_owned(), str::to_owned);
+                    .map_or_else(
+                        || String::from_utf8_lossy(&body).into_owned(),
+                        str::to_owned,
+                    );
                 Err(EtcdError::Refused(text))
             }
         }
@@ -313,9 +316,7 @@ impl EtcdClient {
 
     pub(super) async fn alarms(&self, url: &str) -> Result<Vec<Alarm>, EtcdError> {
         let body = json!({ "action": "GET" });
-        let alarms: Alarms = self
-            .ask(url, "/v3/maintenance/alarm", &body, READ)
-            .await?;
+        let alarms: Alarms = self.ask(url, "/v3/maintenance/alarm", &body, READ).await?;
         Ok(alarms.alarms)
     }
 
@@ -368,7 +369,12 @@ impl EtcdClient {
         use base64::Engine as _;
         let odd = |e: String| EtcdError::Refused(format!("snapshot: odd answer: {e}"));
         let body = self
-            .post(url, "/v3/maintenance/snapshot", &json!({}), Duration::from_secs(30))
+            .post(
+                url,
+                "/v3/maintenance/snapshot",
+                &json!({}),
+                Duration::from_secs(30),
+            )
             .await?;
         let mut database = Vec::new();
         for chunk in serde_json::Deserializer::from_slice(&body).into_iter::<SnapshotChunk>() {

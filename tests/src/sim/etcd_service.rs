@@ -118,7 +118,9 @@ impl EtcdService {
     /// Its member's ID, while it is healthy: what the resource `EtcdMembers/local` shows.
     pub(super) fn member_id(&self) -> Option<u64> {
         let inner = lock(&self.inner);
-        inner.member_id.filter(|_| inner.state == State::Running && inner.healthy)
+        inner
+            .member_id
+            .filter(|_| inner.state == State::Running && inner.healthy)
     }
 
     /// Could others reach it now?
@@ -297,7 +299,8 @@ impl EtcdService {
         let client = &cluster.etcd;
         for member in client.members(&url, true).await? {
             // By name; and our own unstarted entry of an attempt that broke off.
-            if member.name == node.name || (!member.started && member.peer_urls.contains(&peer_url)) {
+            if member.name == node.name || (!member.started && member.peer_urls.contains(&peer_url))
+            {
                 client.remove(&url, member.number).await?;
             }
         }
@@ -310,7 +313,10 @@ impl EtcdService {
                 } else {
                     member.name.clone()
                 };
-                member.peer_urls.into_iter().map(move |url| (name.clone(), url))
+                member
+                    .peer_urls
+                    .into_iter()
+                    .map(move |url| (name.clone(), url))
             })
             .filter(|(name, _)| !name.is_empty())
             .collect();
@@ -328,8 +334,18 @@ impl EtcdService {
         command
             .args(["--name", &node.name, "--data-dir"])
             .arg(&self.data)
-            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+            .args([
+                "--listen-peer-urls",
+                &peer,
+                "--initial-advertise-peer-urls",
+                &peer,
+            ])
+            .args([
+                "--listen-client-urls",
+                &client,
+                "--advertise-client-urls",
+                &client,
+            ])
             .args(["--initial-cluster-token", &cluster.token])
             // Calm enough for two busy cores, quick enough for tests.
             .args(["--heartbeat-interval", "150", "--election-timeout", "1500"])
@@ -340,10 +356,12 @@ impl EtcdService {
                 .iter()
                 .map(|(name, url)| format!("{name}={url}"))
                 .collect();
-            command.args(["--initial-cluster", &members.join(",")]).args([
-                "--initial-cluster-state",
-                if initial.existing { "existing" } else { "new" },
-            ]);
+            command
+                .args(["--initial-cluster", &members.join(",")])
+                .args([
+                    "--initial-cluster-state",
+                    if initial.existing { "existing" } else { "new" },
+                ]);
         }
         let process = cluster
             .options
@@ -371,7 +389,8 @@ impl EtcdService {
             }
         }
         let log = process.log_tail(30);
-        let removed = log.contains("permanently removed") || log.contains("the member has been removed");
+        let removed =
+            log.contains("permanently removed") || log.contains("the member has been removed");
         let last = log.lines().last().unwrap_or_default().to_owned();
         {
             let mut inner = lock(&self.inner);
@@ -383,7 +402,9 @@ impl EtcdService {
     }
 
     async fn check(&self, node: &Arc<Node>) {
-        let Some(cluster) = node.cluster() else { return };
+        let Some(cluster) = node.cluster() else {
+            return;
+        };
         let url = node.client_url();
         let status = cluster.etcd.status(&url).await;
         let (member_id, healthy) = match &status {
@@ -391,7 +412,10 @@ impl EtcdService {
                 // A learner answers no quorum reads; Talos takes it as it is.
                 (Some(status.member_id), true)
             }
-            Ok(status) => (Some(status.member_id), cluster.etcd.quorum_read(&url).await.is_ok()),
+            Ok(status) => (
+                Some(status.member_id),
+                cluster.etcd.quorum_read(&url).await.is_ok(),
+            ),
             Err(_) => (None, false),
         };
         let promote = {
@@ -401,11 +425,17 @@ impl EtcdService {
                 inner.member_id = member_id;
             }
             if inner.state == State::Running {
-                inner.message = if healthy { "Health check successful" } else { "context deadline exceeded" }.to_owned();
+                inner.message = if healthy {
+                    "Health check successful"
+                } else {
+                    "context deadline exceeded"
+                }
+                .to_owned();
             }
             matches!(&status, Ok(status) if status.learner) && !inner.hold_learner
         };
-        if promote && let Some(id) = member_id
+        if promote
+            && let Some(id) = member_id
             && let Ok(url) = cluster.etcd_with_leader(node, Some(id)).await
         {
             // Refused until it has caught up; asked again at the next look.
@@ -428,7 +458,9 @@ impl EtcdService {
             match answer {
                 Ok(()) => break,
                 Err(error) if error.is_member_not_found() => break,
-                Err(error) if error.is_transient() && Instant::now() < end => sleep(timings.leave_retry).await,
+                Err(error) if error.is_transient() && Instant::now() < end => {
+                    sleep(timings.leave_retry).await
+                }
                 Err(error) => return Err(format!("failed to remove member: {error}")),
             }
         }

@@ -84,7 +84,9 @@ impl SimCluster {
         let control_planes = options.control_planes + usize::from(options.spare);
         let count = control_planes + options.workers;
         if count > MOST {
-            return Err(BedError::Refused(format!("{count} simulated machines are more than {MOST}")));
+            return Err(BedError::Refused(format!(
+                "{count} simulated machines are more than {MOST}"
+            )));
         }
         let subnet = free_subnet(count)?;
         let address = |index: usize| {
@@ -92,13 +94,21 @@ impl SimCluster {
             Ipv4Addr::new(127, subnet[0], subnet[1], last)
         };
         let initial: Vec<(String, String)> = (0..options.control_planes)
-            .map(|index| (format!("cp-{}", index + 1), format!("http://{}:2380", address(index))))
+            .map(|index| {
+                (
+                    format!("cp-{}", index + 1),
+                    format!("http://{}:2380", address(index)),
+                )
+            })
             .collect();
         let plan = |index: usize| {
             let (name, role) = if index < control_planes {
                 (format!("cp-{}", index + 1), Role::ControlPlane)
             } else {
-                (format!("worker-{}", index - control_planes + 1), Role::Worker)
+                (
+                    format!("worker-{}", index - control_planes + 1),
+                    Role::Worker,
+                )
             };
             let configured = index < options.control_planes || role == Role::Worker;
             Plan {
@@ -124,7 +134,10 @@ impl SimCluster {
             calls: CallLog::default(),
             etcd: EtcdClient::new(),
             token: node::uuid(),
-            nodes: plans.into_iter().map(|plan| Node::new(shared, plan)).collect(),
+            nodes: plans
+                .into_iter()
+                .map(|plan| Node::new(shared, plan))
+                .collect(),
             options,
         });
         let cluster = Self { shared, subnet };
@@ -162,14 +175,17 @@ impl SimCluster {
 
     /// The machine of this name (`cp-1`, `worker-1`, …).
     pub fn node(&self, name: &str) -> Result<&Arc<Node>> {
-        self.nodes().iter().find(|node| node.name == name).ok_or_else(|| {
-            let known: Vec<&str> = self.nodes().iter().map(|node| node.name.as_str()).collect();
-            BedError::Unknown {
-                kind: "node",
-                name: name.to_owned(),
-                known: known.join(", "),
-            }
-        })
+        self.nodes()
+            .iter()
+            .find(|node| node.name == name)
+            .ok_or_else(|| {
+                let known: Vec<&str> = self.nodes().iter().map(|node| node.name.as_str()).collect();
+                BedError::Unknown {
+                    kind: "node",
+                    name: name.to_owned(),
+                    known: known.join(", "),
+                }
+            })
     }
 
     /// An address of this cluster's range that no machine has.
@@ -179,7 +195,10 @@ impl SimCluster {
 
     /// A talosconfig for administrators (`os:admin`), good for a year.
     pub fn talosconfig(&self) -> Result<String> {
-        self.talosconfig_for("os:admin", Timestamp::now() + SignedDuration::from_hours(24 * 365))
+        self.talosconfig_for(
+            "os:admin",
+            Timestamp::now() + SignedDuration::from_hours(24 * 365),
+        )
     }
 
     /// A talosconfig with another role, or whose certificate ends at another time.
@@ -190,13 +209,24 @@ impl SimCluster {
             .filter(|node| node.is_control_plane())
             .map(|node| node.address().to_string())
             .collect();
-        self.shared.ca.talosconfig("simulated", role, &endpoints, until)
+        self.shared
+            .ca
+            .talosconfig("simulated", role, &endpoints, until)
     }
 
     /// A talosconfig in every way right, but of another cluster with the same addresses.
     pub fn foreign_talosconfig(&self) -> Result<String> {
-        let endpoints: Vec<String> = self.nodes().iter().map(|node| node.address().to_string()).collect();
-        TalosCa::new()?.talosconfig("foreign", "os:admin", &endpoints, Timestamp::now() + SignedDuration::from_hours(24))
+        let endpoints: Vec<String> = self
+            .nodes()
+            .iter()
+            .map(|node| node.address().to_string())
+            .collect();
+        TalosCa::new()?.talosconfig(
+            "foreign",
+            "os:admin",
+            &endpoints,
+            Timestamp::now() + SignedDuration::from_hours(24),
+        )
     }
 
     /// Every call that reached a machine, in the order of arrival.
@@ -207,17 +237,29 @@ impl SimCluster {
     /// etcd's members, asked from etcd itself through any member that has a leader.
     pub async fn etcd_members(&self) -> Result<Vec<Member>> {
         let urls = self.shared.reachable_etcds(None);
-        let asked = urls.iter().map(|(_, url)| self.shared.etcd.members(url, true).boxed());
-        first_ok(asked).await.map_err(|error| BedError::Refused(format!("no etcd member with a leader answers: {error}")))
+        let asked = urls
+            .iter()
+            .map(|(_, url)| self.shared.etcd.members(url, true).boxed());
+        first_ok(asked).await.map_err(|error| {
+            BedError::Refused(format!("no etcd member with a leader answers: {error}"))
+        })
     }
 
     /// What each etcd that can be reached says of itself, by node name.
     pub async fn etcd_statuses(&self) -> Vec<(String, MemberStatus)> {
-        let asked = self.shared.reachable_etcds(None).into_iter().map(|(name, url)| async move {
-            let status = self.shared.etcd.status(&url).await.ok()?;
-            Some((name, status))
-        });
-        futures::future::join_all(asked).await.into_iter().flatten().collect()
+        let asked = self
+            .shared
+            .reachable_etcds(None)
+            .into_iter()
+            .map(|(name, url)| async move {
+                let status = self.shared.etcd.status(&url).await.ok()?;
+                Some((name, status))
+            });
+        futures::future::join_all(asked)
+            .await
+            .into_iter()
+            .flatten()
+            .collect()
     }
 
     /// Where clients reach etcd, the spare's included: a list that is right from the start and stays so.
@@ -253,12 +295,19 @@ impl Shared {
 
     /// A voter that has a leader, seen from `from`; if possible not the member `but`, nor `from` itself.
     async fn etcd_with_leader(&self, from: &Node, but: Option<u64>) -> Result<String, EtcdError> {
-        let asked = self.reachable_etcds(Some(from)).into_iter().map(|(name, url)| async move {
-            let status = self.etcd.status(&url).await.ok()?;
-            let good = !status.learner && status.leader != 0;
-            good.then_some((name == from.name || Some(status.member_id) == but, url))
-        });
-        let mut found: Vec<_> = futures::future::join_all(asked).await.into_iter().flatten().collect();
+        let asked = self
+            .reachable_etcds(Some(from))
+            .into_iter()
+            .map(|(name, url)| async move {
+                let status = self.etcd.status(&url).await.ok()?;
+                let good = !status.learner && status.leader != 0;
+                good.then_some((name == from.name || Some(status.member_id) == but, url))
+            });
+        let mut found: Vec<_> = futures::future::join_all(asked)
+            .await
+            .into_iter()
+            .flatten()
+            .collect();
         found.sort();
         found
             .into_iter()
@@ -276,7 +325,9 @@ async fn first_ok<T, E: From<EtcdError>>(
     if asked.is_empty() {
         return Err(EtcdError::Silent("no etcd runs".to_owned()).into());
     }
-    futures::future::select_ok(asked).await.map(|(value, _)| value)
+    futures::future::select_ok(asked)
+        .await
+        .map(|(value, _)| value)
 }
 
 /// The two middle bytes of a range in 127.0.0.0/8 whose first `count` addresses are free.
@@ -285,13 +336,18 @@ fn free_subnet(count: usize) -> Result<[u8; 2]> {
         let subnet = [rand::random_range(1..=254), rand::random_range(0..=255)];
         let free = (0..count).all(|index| {
             let last = u8::try_from(index + 1).unwrap_or(u8::MAX);
-            wire::free(Ipv4Addr::new(127, subnet[0], subnet[1], last), &[TALOS_PORT, 2379, 2380])
+            wire::free(
+                Ipv4Addr::new(127, subnet[0], subnet[1], last),
+                &[TALOS_PORT, 2379, 2380],
+            )
         });
         if free {
             return Ok(subnet);
         }
     }
-    Err(BedError::Refused("no free range of addresses in 127.0.0.0/8; is loopback up with its /8?".to_owned()))
+    Err(BedError::Refused(
+        "no free range of addresses in 127.0.0.0/8; is loopback up with its /8?".to_owned(),
+    ))
 }
 
 /// A lock whose holder panicked is taken as it is: the panic has failed the test already.

@@ -292,7 +292,7 @@ impl Node {
     }
 
     /// Opens the API as the machine is now: for members of its cluster, or in maintenance.
-    pub(super) fn open_api(self: &Arc<Self>) -> Result<()> {
+    pub(super) async fn open_api(self: &Arc<Self>) -> Result<()> {
         let Some(cluster) = self.cluster() else {
             return Ok(());
         };
@@ -311,7 +311,7 @@ impl Node {
         } else {
             super::certs::TalosCa::maintenance(&self.name, address)?
         };
-        apid::serve(self, address, tls, configured, token)
+        apid::serve(self, address, tls, configured, token).await
     }
 
     pub(super) fn close_api(&self) {
@@ -418,12 +418,12 @@ impl Node {
 
     /// From now on it answers at another address, as after a new DHCP lease. Its etcd stays where
     /// it was: that address is in the member list. Errors: something listens there.
-    pub fn change_address(self: &Arc<Self>, address: Ipv4Addr) -> Result<()> {
+    pub async fn change_address(self: &Arc<Self>, address: Ipv4Addr) -> Result<()> {
         let open = self.update(|inner| {
             inner.address = address;
             !inner.api.is_cancelled()
         });
-        if open { self.open_api() } else { Ok(()) }
+        if open { self.open_api().await } else { Ok(()) }
     }
 
     /// Its answers to EtcdMemberList are these from now on; none: the truth again.
@@ -481,7 +481,11 @@ impl Node {
         let state = self.now();
         if state.stage != ichor_talos::Stage::Running {
             let (etcd, _, message) = self.etcd.view();
-            return Err(format!("stage {}, etcd {}: {message}", state.stage, etcd.name()));
+            return Err(format!(
+                "stage {}, etcd {}: {message}",
+                state.stage,
+                etcd.name()
+            ));
         }
         if self.role == Role::Worker {
             return Ok(());

@@ -100,7 +100,11 @@ pub struct SimOptions {
 
 impl SimOptions {
     /// Three control planes, one worker, a spare, Talos 1.14.
-    pub fn new(dir: impl Into<PathBuf>, supervisor: Arc<Supervisor>, etcd: impl Into<PathBuf>) -> Self {
+    pub fn new(
+        dir: impl Into<PathBuf>,
+        supervisor: Arc<Supervisor>,
+        etcd: impl Into<PathBuf>,
+    ) -> Self {
         Self {
             dir: dir.into(),
             supervisor,

@@ -47,7 +47,12 @@ pub(super) struct Run {
 
 impl Run {
     /// One phase with one task. Stops where another sequence takes over.
-    async fn phase(&self, name: &str, step: &str, work: impl Future<Output = Result<(), String>>) -> Result<(), End> {
+    async fn phase(
+        &self,
+        name: &str,
+        step: &str,
+        work: impl Future<Output = Result<(), String>>,
+    ) -> Result<(), End> {
         if self.cancel.is_cancelled() {
             return Err(End::Canceled);
         }
@@ -63,10 +68,19 @@ impl Run {
         };
         self.node.publish(&self.actor, &task(step, false));
         self.node.publish(&self.actor, &phase(name, false));
-        result.map_err(|why| End::Failed(format!("error running phase {name}: task {step}: failed, {why}")))
+        result.map_err(|why| {
+            End::Failed(format!(
+                "error running phase {name}: task {step}: failed, {why}"
+            ))
+        })
     }
 
-    async fn tolerant(&self, name: &str, step: &str, work: impl Future<Output = Result<(), String>>) -> Result<(), End> {
+    async fn tolerant(
+        &self,
+        name: &str,
+        step: &str,
+        work: impl Future<Output = Result<(), String>>,
+    ) -> Result<(), End> {
         match self.phase(name, step, work).await {
             Err(End::Failed(_)) => Ok(()),
             other => other,
@@ -131,7 +145,7 @@ impl Node {
                 });
             });
             self.set_stage(MachineStage::Maintenance, true);
-            self.report(self.open_api());
+            self.report(self.open_api().await);
         }
     }
 
@@ -148,7 +162,7 @@ impl Node {
         });
         self.set_stage(MachineStage::Booting, false);
         self.publish("", &sequence("boot", Action::Start, None));
-        self.report(self.open_api());
+        self.report(self.open_api().await);
         self.update(|inner| inner.kubelet = true);
         if self.role == Role::ControlPlane {
             let start = lock(&self.inner).start.clone();
@@ -243,8 +257,14 @@ impl Node {
 
     /// Starts a sequence that a call asked for, after its answer. Where another one holds the
     /// machine a notice without the caller's ID is all that anybody ever sees.
-    pub(super) fn start_sequence<F, W>(self: &Arc<Self>, name: &'static str, actor: &str, force: bool, stage: MachineStage, work: W)
-    where
+    pub(super) fn start_sequence<F, W>(
+        self: &Arc<Self>,
+        name: &'static str,
+        actor: &str,
+        force: bool,
+        stage: MachineStage,
+        work: W,
+    ) where
         W: FnOnce(Run) -> F + Send + 'static,
         F: Future<Output = Result<(), End>> + Send,
     {
@@ -256,9 +276,17 @@ impl Node {
             let before = {
                 let mut inner = lock(&node.inner);
                 let locked = name == "reset" && std::mem::take(&mut inner.lock_next_reset);
-                let verdict = may_start(inner.sequence.as_ref().map(|running| running.name), name, force);
+                let verdict = may_start(
+                    inner.sequence.as_ref().map(|running| running.name),
+                    name,
+                    force,
+                );
                 if locked || verdict == Verdict::Locked {
-                    let notice = sequence(name, Action::Noop, Some((Code::Locked, "sequence is locked".to_owned())));
+                    let notice = sequence(
+                        name,
+                        Action::Noop,
+                        Some((Code::Locked, "sequence is locked".to_owned())),
+                    );
                     inner.events.publish("", &notice);
                     return;
                 }
@@ -271,7 +299,11 @@ impl Node {
             if let Some(before) = before {
                 before.cancel.cancel();
                 // In maintenance nothing runs that could end.
-                if before.name != "initialize" && timeout(node.timings().takeover, before.done.cancelled()).await.is_err() {
+                if before.name != "initialize"
+                    && timeout(node.timings().takeover, before.done.cancelled())
+                        .await
+                        .is_err()
+                {
                     return;
                 }
             }
@@ -288,7 +320,14 @@ impl Node {
                 Ok(()) => {}
                 Err(End::Canceled) => {
                     node.publish(&actor, &sequence(name, Action::Stop, None));
-                    node.publish(&actor, &sequence(name, Action::Noop, Some((Code::Canceled, "context canceled".to_owned()))));
+                    node.publish(
+                        &actor,
+                        &sequence(
+                            name,
+                            Action::Noop,
+                            Some((Code::Canceled, "context canceled".to_owned())),
+                        ),
+                    );
                 }
                 Err(End::Failed(why)) => node.fatal(name, &actor, why).await,
             }
@@ -304,7 +343,10 @@ impl Node {
     /// A failed sequence: Talos reboots the machine as it is.
     async fn fatal(self: &Arc<Self>, name: &str, actor: &str, why: String) {
         self.publish(actor, &sequence(name, Action::Stop, None));
-        self.publish(actor, &sequence(name, Action::Noop, Some((Code::Fatal, why))));
+        self.publish(
+            actor,
+            &sequence(name, Action::Noop, Some((Code::Fatal, why))),
+        );
         self.set_stage(MachineStage::Rebooting, false);
         sleep(self.timings().fatal_reboot).await;
         self.restart(true);
@@ -314,14 +356,16 @@ impl Node {
         let node = Arc::clone(&run.node);
         let nothing = || async { Ok(()) };
         if request.graceful {
-            run.tolerant("drain", "cordonAndDrainNode", nothing()).await?;
+            run.tolerant("drain", "cordonAndDrainNode", nothing())
+                .await?;
             run.tolerant("cleanup", "removeAllPods", nothing()).await?;
         } else {
             run.tolerant("cleanup", "stopAllPods", nothing()).await?;
         }
         run.tolerant("dbus", "stopDBus", nothing()).await?;
         if request.graceful && node.role == Role::ControlPlane {
-            run.phase("leave", "leaveEtcd", node.etcd.leave_in_reset(&node)).await?;
+            run.phase("leave", "leaveEtcd", node.etcd.leave_in_reset(&node))
+                .await?;
         }
         run.phase("preReset", "sendResetSignal", async {
             if std::mem::replace(&mut lock(&node.inner).reset_signal, true) {
@@ -343,7 +387,9 @@ impl Node {
         })
         .await?;
         if node.disk_is_broken() {
-            return Err(End::Failed("error running phase reset: input/output error".to_owned()));
+            return Err(End::Failed(
+                "error running phase reset: input/output error".to_owned(),
+            ));
         }
         node.wipe(&request);
         sleep(node.timings().phase).await;
@@ -361,7 +407,11 @@ impl Node {
             return;
         }
         let named = &request.system_partitions_to_wipe;
-        let wiped = |label: &str| named.iter().any(|partition| partition.wipe && partition.label == label);
+        let wiped = |label: &str| {
+            named
+                .iter()
+                .any(|partition| partition.wipe && partition.label == label)
+        };
         let (whole, dedicated) = (named.is_empty(), self.has_etcd_partition());
         self.update(|inner| {
             if whole {
@@ -382,7 +432,8 @@ impl Node {
 
     pub(super) async fn reboot(run: Run, power_cycle: bool) -> Result<(), End> {
         let node = Arc::clone(&run.node);
-        run.tolerant("cleanup", "stopAllPods", async { Ok(()) }).await?;
+        run.tolerant("cleanup", "stopAllPods", async { Ok(()) })
+            .await?;
         run.tolerant("stopEverything", "stopAllServices", async {
             node.update(|inner| inner.kubelet = false);
             node.etcd.stop(true, State::Finished).await;
@@ -391,7 +442,17 @@ impl Node {
         .await?;
         node.publish(
             &run.actor,
-            &sequence("reboot", Action::Noop, Some((Code::Fatal, format!("unix.Reboot({})", if power_cycle { "1234567" } else { "45584344" })))),
+            &sequence(
+                "reboot",
+                Action::Noop,
+                Some((
+                    Code::Fatal,
+                    format!(
+                        "unix.Reboot({})",
+                        if power_cycle { "1234567" } else { "45584344" }
+                    ),
+                )),
+            ),
         );
         node.restart(true);
         Ok(())
@@ -399,7 +460,8 @@ impl Node {
 
     pub(super) async fn shutdown(run: Run) -> Result<(), End> {
         let node = Arc::clone(&run.node);
-        run.tolerant("cleanup", "stopAllPods", async { Ok(()) }).await?;
+        run.tolerant("cleanup", "stopAllPods", async { Ok(()) })
+            .await?;
         run.tolerant("stopEverything", "stopAllServices", async {
             node.update(|inner| inner.kubelet = false);
             node.etcd.stop(true, State::Finished).await;
@@ -420,11 +482,25 @@ mod tests {
         assert_eq!(may_start(None, "reset", false), Verdict::Run);
         assert_eq!(may_start(Some("boot"), "reset", false), Verdict::TakeOver);
         for running in ["reset", "reboot", "initialize", "shutdown", "upgrade"] {
-            assert_eq!(may_start(Some(running), "reset", false), Verdict::Locked, "{running}");
-            assert_eq!(may_start(Some(running), "shutdown", false), Verdict::TakeOver, "{running}");
+            assert_eq!(
+                may_start(Some(running), "reset", false),
+                Verdict::Locked,
+                "{running}"
+            );
+            assert_eq!(
+                may_start(Some(running), "shutdown", false),
+                Verdict::TakeOver,
+                "{running}"
+            );
         }
         assert_eq!(may_start(Some("reset"), "reboot", false), Verdict::TakeOver);
-        assert_eq!(may_start(Some("shutdown"), "reboot", false), Verdict::Locked);
-        assert_eq!(may_start(Some("shutdown"), "reboot", true), Verdict::TakeOver);
+        assert_eq!(
+            may_start(Some("shutdown"), "reboot", false),
+            Verdict::Locked
+        );
+        assert_eq!(
+            may_start(Some("shutdown"), "reboot", true),
+            Verdict::TakeOver
+        );
     }
 }

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -13,12 +14,13 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tokio_stream::Stream;
+use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
-use crate::error::{BedError, Result};
+use crate::error::Result;
+use crate::wait;
 
 /// A TCP stream through which nothing passes while the line is cut, and which breaks when the
 /// API of the machine goes.
@@ -122,7 +124,10 @@ impl Connected for Connection {
 
     fn connect_info(&self) -> Peer {
         let certificates = self.0.get_ref().1.peer_certificates().unwrap_or_default();
-        let roles = certificates.first().map(|leaf| roles(leaf)).unwrap_or_default();
+        let roles = certificates
+            .first()
+            .map(|leaf| roles(leaf))
+            .unwrap_or_default();
         Peer {
             roles: Arc::new(roles),
         }
@@ -135,7 +140,8 @@ fn roles(certificate: &[u8]) -> Vec<String> {
         return Vec::new();
     };
     match certificate.extended_key_usage() {
-        Ok(Some(usage)) if usage.value.client_auth && !usage.value.server_auth && !usage.value.any => {}
+        Ok(Some(usage))
+            if usage.value.client_auth && !usage.value.server_auth && !usage.value.any => {}
         _ => return Vec::new(),
     }
     certificate
@@ -175,14 +181,20 @@ impl AsyncWrite for Connection {
 
 /// Listens at a machine's address, and hands over the connections whose TLS handshake succeeded.
 /// All of it ends with `gone`.
-pub(super) fn listen(
+pub(super) async fn listen(
     address: Ipv4Addr,
     port: u16,
     tls: Arc<ServerConfig>,
     cut: &watch::Receiver<bool>,
     gone: &CancellationToken,
 ) -> Result<ReceiverStream<io::Result<Connection>>> {
-    let listener = bind(address, port)?;
+    // The listener before this one may still be on its way out.
+    let listener = wait::until(
+        Duration::from_secs(5),
+        "the address to be free",
+        async || bind(address, port).map_err(|e| e.to_string()),
+    )
+    .await?;
     let (sender, receiver) = mpsc::channel(16);
     let (cut, gone) = (cut.clone(), gone.clone());
     let acceptor = TlsAcceptor::from(tls);
@@ -209,15 +221,11 @@ pub(super) fn listen(
     Ok(ReceiverStream::new(receiver))
 }
 
-fn bind(address: Ipv4Addr, port: u16) -> Result<TcpListener> {
-    let at = SocketAddr::from((address, port));
-    let listen = || {
-        let socket = TcpSocket::new_v4()?;
-        socket.set_reuseaddr(true)?;
-        socket.bind(at)?;
-        socket.listen(128)
-    };
-    listen().map_err(|e| BedError::io(format!("failed to listen at {at}"), e))
+fn bind(address: Ipv4Addr, port: u16) -> io::Result<TcpListener> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(SocketAddr::from((address, port)))?;
+    socket.listen(128)
 }
 
 /// Are all of these free for a simulated machine?

@@ -2,7 +2,8 @@
 
 use ichor_talos::proto::cosi::state_server::State;
 use ichor_talos::proto::cosi::{
-    GetRequest, GetResponse, ListRequest, ListResponse, Metadata, Resource, Spec, WatchRequest, WatchResponse,
+    GetRequest, GetResponse, ListRequest, ListResponse, Metadata, Resource, Spec, WatchRequest,
+    WatchResponse,
 };
 use ichor_talos::proto::specs::{self, VolumePhase, VolumeType};
 use prost::Message;
@@ -18,42 +19,74 @@ impl State for Apid {
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         let wanted = request.get_ref().clone();
         let written = requests::get(&wanted);
-        self.call("Get", Access::Read, &request, written, |caller| async move {
-            let resource = resources(&caller, &wanted.namespace, &wanted.r#type)?
-                .into_iter()
-                .find(|resource| resource.metadata.as_ref().is_some_and(|metadata| metadata.id == wanted.id));
-            match resource {
-                Some(resource) => Ok(GetResponse { resource: Some(resource) }),
-                None => Err(Status::not_found(format!(
-                    "resource {}({}/{}) doesn't exist",
-                    wanted.r#type, wanted.namespace, wanted.id
-                ))),
-            }
-        })
+        self.call(
+            "Get",
+            Access::Read,
+            &request,
+            written,
+            |caller| async move {
+                let resource = resources(&caller, &wanted.namespace, &wanted.r#type)?
+                    .into_iter()
+                    .find(|resource| {
+                        resource
+                            .metadata
+                            .as_ref()
+                            .is_some_and(|metadata| metadata.id == wanted.id)
+                    });
+                match resource {
+                    Some(resource) => Ok(GetResponse {
+                        resource: Some(resource),
+                    }),
+                    None => Err(Status::not_found(format!(
+                        "resource {}({}/{}) doesn't exist",
+                        wanted.r#type, wanted.namespace, wanted.id
+                    ))),
+                }
+            },
+        )
         .await
     }
 
     type ListStream = Answers<ListResponse>;
 
-    async fn list(&self, request: Request<ListRequest>) -> Result<Response<Self::ListStream>, Status> {
+    async fn list(
+        &self,
+        request: Request<ListRequest>,
+    ) -> Result<Response<Self::ListStream>, Status> {
         let wanted = request.get_ref().clone();
         let written = requests::list(&wanted);
-        self.call("List", Access::Read, &request, written, |caller| async move {
-            let answers = resources(&caller, &wanted.namespace, &wanted.r#type)?
-                .into_iter()
-                .map(|resource| Ok(ListResponse { resource: Some(resource) }));
-            let stream: Self::ListStream = Box::pin(futures::stream::iter(answers.collect::<Vec<_>>()));
-            Ok(stream)
-        })
+        self.call(
+            "List",
+            Access::Read,
+            &request,
+            written,
+            |caller| async move {
+                let answers = resources(&caller, &wanted.namespace, &wanted.r#type)?
+                    .into_iter()
+                    .map(|resource| {
+                        Ok(ListResponse {
+                            resource: Some(resource),
+                        })
+                    });
+                let stream: Self::ListStream =
+                    Box::pin(futures::stream::iter(answers.collect::<Vec<_>>()));
+                Ok(stream)
+            },
+        )
         .await
     }
 
     type WatchStream = Answers<WatchResponse>;
 
-    async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+    async fn watch(
+        &self,
+        request: Request<WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
         let written = requests::watch(request.get_ref());
         self.call("Watch", Access::Read, &request, written, |_| async {
-            Err(Status::unimplemented("the simulation has no watches of resources"))
+            Err(Status::unimplemented(
+                "the simulation has no watches of resources",
+            ))
         })
         .await
     }
@@ -114,7 +147,11 @@ fn resources(caller: &Caller, namespace: &str, kind: &str) -> Result<Vec<Resourc
                 version: version.to_owned(),
                 name: "Talos".to_owned(),
             };
-            one("version", spec.encode_to_vec(), format!("version: {version}\nname: Talos\n"))
+            one(
+                "version",
+                spec.encode_to_vec(),
+                format!("version: {version}\nname: Talos\n"),
+            )
         }
         ("runtime", "BootIDs.runtime.talos.dev") if node.version() >= TalosVersion::V1_14 => {
             let boot_id = lock(&node.inner).boot_id.clone();
@@ -127,7 +164,11 @@ fn resources(caller: &Caller, namespace: &str, kind: &str) -> Result<Vec<Resourc
                 cmdline.push_str(" talos.config=https://boot.invalid/config.yaml");
             }
             let yaml = format!("cmdline: {cmdline}\n");
-            one("cmdline", specs::KernelCmdline { cmdline }.encode_to_vec(), yaml)
+            one(
+                "cmdline",
+                specs::KernelCmdline { cmdline }.encode_to_vec(),
+                yaml,
+            )
         }
         ("runtime", "PlatformMetadatas.talos.dev") => {
             let spec = specs::PlatformMetadata {
@@ -146,7 +187,11 @@ fn resources(caller: &Caller, namespace: &str, kind: &str) -> Result<Vec<Resourc
                 disk_id: "sda".to_owned(),
                 dev_path: "/dev/sda".to_owned(),
             };
-            one("system-disk", spec.encode_to_vec(), "diskID: sda\ndevPath: /dev/sda\n".to_owned())
+            one(
+                "system-disk",
+                spec.encode_to_vec(),
+                "diskID: sda\ndevPath: /dev/sda\n".to_owned(),
+            )
         }
         ("runtime", "VolumeStatuses.block.talos.dev") => Ok(volumes(node)
             .into_iter()
@@ -161,26 +206,35 @@ fn resources(caller: &Caller, namespace: &str, kind: &str) -> Result<Vec<Resourc
                 make(volume.id, volume.spec.encode_to_vec(), yaml)
             })
             .collect()),
-        ("runtime", "Services.v1alpha1.talos.dev") => Ok(super::machine::services(node, caller.configured)
-            .into_iter()
-            .filter(|service| service.state == "Running")
-            .map(|service| {
-                let health = service.health.unwrap_or_default();
-                let spec = specs::Service {
-                    running: true,
-                    healthy: health.healthy,
-                    unknown: health.unknown,
-                };
-                let yaml = format!("running: true\nhealthy: {}\nunknown: {}\n", spec.healthy, spec.unknown);
-                make(&service.id, spec.encode_to_vec(), yaml)
-            })
-            .collect()),
+        ("runtime", "Services.v1alpha1.talos.dev") => {
+            Ok(super::machine::services(node, caller.configured)
+                .into_iter()
+                .filter(|service| service.state == "Running")
+                .map(|service| {
+                    let health = service.health.unwrap_or_default();
+                    let spec = specs::Service {
+                        running: true,
+                        healthy: health.healthy,
+                        unknown: health.unknown,
+                    };
+                    let yaml = format!(
+                        "running: true\nhealthy: {}\nunknown: {}\n",
+                        spec.healthy, spec.unknown
+                    );
+                    make(&service.id, spec.encode_to_vec(), yaml)
+                })
+                .collect())
+        }
         ("network", "HostnameStatuses.net.talos.dev") => {
             let spec = specs::HostnameStatus {
                 hostname: node.name.clone(),
                 domainname: String::new(),
             };
-            one("hostname", spec.encode_to_vec(), format!("hostname: {}\ndomainname: \"\"\n", node.name))
+            one(
+                "hostname",
+                spec.encode_to_vec(),
+                format!("hostname: {}\ndomainname: \"\"\n", node.name),
+            )
         }
         ("config", "MachineTypes.config.talos.dev") => {
             if !caller.configured {
@@ -211,7 +265,10 @@ fn resources(caller: &Caller, namespace: &str, kind: &str) -> Result<Vec<Resourc
                 hostname_version: "1".to_owned(),
                 skip_node_registration: false,
             };
-            let yaml = format!("nodename: {}\nhostnameVersion: \"1\"\nskipNodeRegistration: false\n", node.name);
+            let yaml = format!(
+                "nodename: {}\nhostnameVersion: \"1\"\nskipNodeRegistration: false\n",
+                node.name
+            );
             one("nodename", spec.encode_to_vec(), yaml)
         }
         // Only while the local etcd is healthy: the source of the worst trap of a graceful reset.
@@ -219,12 +276,18 @@ fn resources(caller: &Caller, namespace: &str, kind: &str) -> Result<Vec<Resourc
             Some(id) if caller.configured => {
                 let member_id = format!("{id:016x}");
                 let yaml = format!("memberID: {member_id}\n");
-                one("local", specs::EtcdMember { member_id }.encode_to_vec(), yaml)
+                one(
+                    "local",
+                    specs::EtcdMember { member_id }.encode_to_vec(),
+                    yaml,
+                )
             }
             _ => none(),
         },
         ("config", "MachineConfigs.config.talos.dev") if caller.admin => none(),
-        _ => Err(Status::permission_denied(format!("no access is permitted to resource {kind} in namespace {namespace}"))),
+        _ => Err(Status::permission_denied(format!(
+            "no access is permitted to resource {kind} in namespace {namespace}"
+        ))),
     }
 }
 
@@ -238,7 +301,11 @@ pub(super) struct Volume {
 pub(super) fn volumes(node: &Node) -> Vec<Volume> {
     let (state, ephemeral, broken) = {
         let inner = lock(&node.inner);
-        (inner.disk.node_id.is_some(), inner.disk.ephemeral, inner.disk.broken)
+        (
+            inner.disk.node_id.is_some(),
+            inner.disk.ephemeral,
+            inner.disk.broken,
+        )
     };
     let partition = |id: &'static str, index: i64, there: bool| {
         let phase = match (broken, there) {
@@ -251,8 +318,16 @@ pub(super) fn volumes(node: &Node) -> Vec<Volume> {
             id,
             spec: specs::VolumeStatus {
                 phase: phase.into(),
-                location: if located { format!("/dev/sda{index}") } else { String::new() },
-                parent_location: if located { "/dev/sda".to_owned() } else { String::new() },
+                location: if located {
+                    format!("/dev/sda{index}")
+                } else {
+                    String::new()
+                },
+                parent_location: if located {
+                    "/dev/sda".to_owned()
+                } else {
+                    String::new()
+                },
                 partition_index: if located { index } else { 0 },
                 r#type: VolumeType::Partition.into(),
                 ..specs::VolumeStatus::default()
@@ -273,7 +348,12 @@ pub(super) fn volumes(node: &Node) -> Vec<Volume> {
             volumes.push(Volume {
                 id,
                 spec: specs::VolumeStatus {
-                    phase: if ephemeral { VolumePhase::Ready } else { VolumePhase::Waiting }.into(),
+                    phase: if ephemeral {
+                        VolumePhase::Ready
+                    } else {
+                        VolumePhase::Waiting
+                    }
+                    .into(),
                     r#type: VolumeType::Directory.into(),
                     parent_id: "EPHEMERAL".to_owned(),
                     ..specs::VolumeStatus::default()
@@ -284,7 +364,13 @@ pub(super) fn volumes(node: &Node) -> Vec<Volume> {
     volumes
 }
 
-fn resource(namespace: &str, kind: &str, id: &str, proto_spec: Vec<u8>, yaml_spec: String) -> Resource {
+fn resource(
+    namespace: &str,
+    kind: &str,
+    id: &str,
+    proto_spec: Vec<u8>,
+    yaml_spec: String,
+) -> Resource {
     let now = prost_types::Timestamp {
         seconds: jiff::Timestamp::now().as_second(),
         nanos: 0,
@@ -300,6 +386,9 @@ fn resource(namespace: &str, kind: &str, id: &str, proto_spec: Vec<u8>, yaml_spe
             updated: Some(now),
             ..Metadata::default()
         }),
-        spec: Some(Spec { proto_spec, yaml_spec }),
+        spec: Some(Spec {
+            proto_spec,
+            yaml_spec,
+        }),
     }
 }

@@ -4,7 +4,8 @@
 use ichor_talos::proto::machine::image_service_server::ImageService;
 use ichor_talos::proto::machine::lifecycle_service_server::LifecycleService;
 use ichor_talos::proto::machine::{
-    ImageServicePullRequest, ImageServicePullResponse, LifecycleServiceUpgradeRequest, LifecycleServiceUpgradeResponse,
+    ImageServicePullRequest, ImageServicePullResponse, LifecycleServiceUpgradeRequest,
+    LifecycleServiceUpgradeResponse,
 };
 use tonic::{Request, Response, Status, async_trait};
 
@@ -20,7 +21,9 @@ impl LifecycleService for Apid {
     ) -> Result<Response<Self::UpgradeStream>, Status> {
         let written = requests::lifecycle_upgrade(request.get_ref());
         self.call("Upgrade", Access::Admin, &request, written, |_| async {
-            Err(Status::failed_precondition("the simulated machine is not installed from an image"))
+            Err(Status::failed_precondition(
+                "the simulated machine is not installed from an image",
+            ))
         })
         .await
     }
@@ -30,10 +33,15 @@ impl LifecycleService for Apid {
 impl ImageService for Apid {
     type PullStream = Answers<ImageServicePullResponse>;
 
-    async fn pull(&self, request: Request<ImageServicePullRequest>) -> Result<Response<Self::PullStream>, Status> {
+    async fn pull(
+        &self,
+        request: Request<ImageServicePullRequest>,
+    ) -> Result<Response<Self::PullStream>, Status> {
         let written = requests::pull(request.get_ref());
         self.call("Pull", Access::Operate, &request, written, |_| async {
-            Err(Status::failed_precondition("the simulated machine has no image store"))
+            Err(Status::failed_precondition(
+                "the simulated machine has no image store",
+            ))
         })
         .await
     }

@@ -32,14 +32,14 @@ use crate::error::Result;
 type Answers<T> = std::pin::Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// Opens the API at `address`. It ends, connections and all, with `gone`.
-pub(super) fn serve(
+pub(super) async fn serve(
     node: &Arc<Node>,
     address: Ipv4Addr,
     tls: Arc<ServerConfig>,
     configured: bool,
     gone: CancellationToken,
 ) -> Result<()> {
-    let incoming = wire::listen(address, TALOS_PORT, tls, &node.cut.subscribe(), &gone)?;
+    let incoming = wire::listen(address, TALOS_PORT, tls, &node.cut.subscribe(), &gone).await?;
     let apid = Apid {
         node: Arc::clone(node),
         configured,
@@ -85,7 +85,10 @@ impl Access {
     fn allows(self, role: &str) -> bool {
         match self {
             Self::Read => matches!(role, "os:admin" | "os:operator" | "os:reader"),
-            Self::EtcdRead => matches!(role, "os:admin" | "os:operator" | "os:reader" | "os:etcd:backup"),
+            Self::EtcdRead => matches!(
+                role,
+                "os:admin" | "os:operator" | "os:reader" | "os:etcd:backup"
+            ),
             Self::Snapshot => matches!(role, "os:admin" | "os:operator" | "os:etcd:backup"),
             Self::Operate => matches!(role, "os:admin" | "os:operator"),
             Self::Admin | Self::Apply => role == "os:admin",
@@ -106,7 +109,9 @@ impl Caller {
         if self.configured && self.node.is_control_plane() {
             Ok(&self.node)
         } else {
-            Err(Status::unimplemented("method is only available on control plane nodes"))
+            Err(Status::unimplemented(
+                "method is only available on control plane nodes",
+            ))
         }
     }
 }
@@ -136,8 +141,11 @@ impl Apid {
             (inner.life.clone(), inner.slow, inner.faults.remove(method))
         };
         sleep(slow).await;
-        let open = node.cluster().map(|cluster| cluster.calls.begin(&node.name, method, written));
-        let allowed = roles.iter().any(|role| access.allows(role)) || (!self.configured && matches!(access, Access::Apply));
+        let open = node
+            .cluster()
+            .map(|cluster| cluster.calls.begin(&node.name, method, written));
+        let allowed = roles.iter().any(|role| access.allows(role))
+            || (!self.configured && matches!(access, Access::Apply));
         let caller = Caller {
             node,
             configured: self.configured,
@@ -177,7 +185,9 @@ impl Apid {
     /// A call that names another node is handed on, as Talos does (facts: talos.md 2.8).
     fn route<Q>(&self, request: &Request<Q>) -> Result<Arc<Node>, Status> {
         if request.metadata().contains_key("nodes") {
-            return Err(Status::unimplemented("the simulation does not fan out: one node per call"));
+            return Err(Status::unimplemented(
+                "the simulation does not fan out: one node per call",
+            ));
         }
         let mut named = request.metadata().get_all("node").iter();
         let Some(target) = named.next() else {
@@ -194,19 +204,32 @@ impl Apid {
             return Err(Status::permission_denied("no request forwarding"));
         }
         let found = self.node.cluster().and_then(|cluster| {
-            let by_name = |node: &&Arc<Node>| node.name == target || node.address().to_string() == target;
+            let by_name =
+                |node: &&Arc<Node>| node.name == target || node.address().to_string() == target;
             cluster.nodes.iter().find(by_name).cloned()
         });
         match found {
-            Some(node) if node.now().powered && !node.is_cut() && node.is_configured() && !lock(&node.inner).api.is_cancelled() => Ok(node),
-            _ => Err(Status::unavailable(format!("error dialing {target}: connection refused"))),
+            Some(node)
+                if node.now().powered
+                    && !node.is_cut()
+                    && node.is_configured()
+                    && !lock(&node.inner).api.is_cancelled() =>
+            {
+                Ok(node)
+            }
+            _ => Err(Status::unavailable(format!(
+                "error dialing {target}: connection refused"
+            ))),
         }
     }
 }
 
 /// How long the caller says that it waits.
 fn deadline<Q>(request: &Request<Q>) -> Duration {
-    let told = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
+    let told = request
+        .metadata()
+        .get("grpc-timeout")
+        .and_then(|value| value.to_str().ok());
     told.and_then(|text| {
         let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
         let number: u64 = number.parse().ok()?;

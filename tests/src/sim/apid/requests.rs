@@ -76,7 +76,10 @@ pub(super) fn apply(request: &machine::ApplyConfigurationRequest) -> Value {
 }
 
 pub(super) fn lifecycle_upgrade(request: &machine::LifecycleServiceUpgradeRequest) -> Value {
-    let image = request.source.as_ref().map(|source| source.image_name.clone());
+    let image = request
+        .source
+        .as_ref()
+        .map(|source| source.image_name.clone());
     json!({ "source": { "image_name": image.unwrap_or_default() } })
 }
 

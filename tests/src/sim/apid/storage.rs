@@ -12,23 +12,29 @@ use crate::sim::lock;
 #[async_trait]
 impl StorageService for Apid {
     async fn disks(&self, request: Request<()>) -> Result<Response<DisksResponse>, Status> {
-        self.call("Disks", Access::Read, &request, json!({}), |caller| async move {
-            let broken = lock(&caller.node.inner).disk.broken;
-            let disk = Disk {
-                size: 64 << 30,
-                model: "SIMULATED".to_owned(),
-                device_name: "/dev/sda".to_owned(),
-                r#type: DiskType::Ssd.into(),
-                system_disk: true,
-                ..Disk::default()
-            };
-            Ok(DisksResponse {
-                messages: vec![Disks {
-                    metadata: None,
-                    disks: if broken { Vec::new() } else { vec![disk] },
-                }],
-            })
-        })
+        self.call(
+            "Disks",
+            Access::Read,
+            &request,
+            json!({}),
+            |caller| async move {
+                let broken = lock(&caller.node.inner).disk.broken;
+                let disk = Disk {
+                    size: 64 << 30,
+                    model: "SIMULATED".to_owned(),
+                    device_name: "/dev/sda".to_owned(),
+                    r#type: DiskType::Ssd.into(),
+                    system_disk: true,
+                    ..Disk::default()
+                };
+                Ok(DisksResponse {
+                    messages: vec![Disks {
+                        metadata: None,
+                        disks: if broken { Vec::new() } else { vec![disk] },
+                    }],
+                })
+            },
+        )
         .await
     }
 }
