@@ -1,5 +1,7 @@
 //! Locks whose operation is gone.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod common;
 
 use common::{Agent, held_by, pass, permit, removal, secs};

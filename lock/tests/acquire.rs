@@ -1,5 +1,7 @@
 //! Who gets the lock, and who does not.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod common;
 
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! Agents, faults and time in any order: whoever believes to hold the lock holds it, and alone.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod common;
 
 use std::sync::Arc;

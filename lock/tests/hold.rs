@@ -1,5 +1,7 @@
 //! What a holder may do, and when it no longer holds.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod common;
 
 use std::collections::BTreeMap;

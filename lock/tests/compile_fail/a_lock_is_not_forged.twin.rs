@@ -1,0 +1,14 @@
+//! The witness' fields are private.
+use ichor_lock::{DisruptiveLock, LeaseRecord};
+
+struct Own {
+    predecessor: Option<LeaseRecord>,
+}
+
+fn main() {
+    let _ = Own { predecessor: None };
+    let _ = (
+        Own { predecessor: None }.predecessor,
+        size_of::<DisruptiveLock>(),
+    );
+}

@@ -1,0 +1,12 @@
+//! Leaving the lock to another uses the witness up.
+use ichor_lock::DisruptiveLock;
+
+async fn call(mut lock: DisruptiveLock) {
+    let _ = lock.renew().await;
+    let _ = lock.hand_over().await;
+    let _ = lock.is_lost();
+}
+
+fn main() {
+    let _ = call;
+}
