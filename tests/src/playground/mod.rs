@@ -7,6 +7,7 @@ mod table;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -49,7 +50,7 @@ impl Playground {
         let progress = Arc::clone(&options.progress);
         let plugin = own_program("kubectl-ichor", &[], "KUBECTL_ICHOR", |line| progress(line)).await?;
         let bed = Arc::new(Bed::start(options).await?);
-        let path = programs(&bed, &plugin)?;
+        let path = programs(&bed, &plugin).await?;
         let server = Server::start(Arc::clone(&bed))?;
         let ready = Ready {
             kubeconfig: bed.kubeconfig().to_owned(),
@@ -83,7 +84,7 @@ impl Playground {
 }
 
 /// Puts kubectl and the plugin into `<state>/bin`.
-fn programs(bed: &Bed, plugin: &Path) -> Result<PathBuf> {
+async fn programs(bed: &Bed, plugin: &Path) -> Result<PathBuf> {
     let bin = bed.state().join("bin");
     fs::create_dir_all(&bin).map_err(|e| BedError::file(&bin, e))?;
     // kubectl looks for plugins on its PATH: through this one it finds ours wherever it
@@ -95,12 +96,17 @@ fn programs(bed: &Bed, plugin: &Path) -> Result<PathBuf> {
     );
     crate::bed::write_program(&bin.join("kubectl"), &kubectl)?;
     crate::bed::copy_program(plugin, &bin.join("kubectl-ichor"))?;
-    let complete = bin.join("kubectl_complete-ichor");
-    let script = format!(
-        "#!/bin/sh\nexec \"{}\" __complete \"$@\"\n",
-        bin.join("kubectl-ichor").display()
-    );
-    crate::bed::write_program(&complete, &script)?;
+    // Writes kubectl_complete-ichor beside it.
+    let status = tokio::process::Command::new(bin.join("kubectl-ichor"))
+        .args(["completion", "--install"])
+        .arg(&bin)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .await;
+    if !status.is_ok_and(|s| s.success()) {
+        tracing::warn!("the plugin could not install its completion");
+    }
     Ok(bin)
 }
 
