@@ -30,6 +30,9 @@ use crate::teardown;
 
 /// One look at one cluster; answers when to look again.
 pub async fn reconcile(ctx: &Context, seen: &TalosCluster) -> Result<Option<Duration>, PassError> {
+    if let Some(wait) = ctx.look_may_wait(seen) {
+        return Ok(Some(wait));
+    }
     let namespace = seen.metadata.namespace.clone().unwrap_or_default();
     let name = seen.metadata.name.clone().unwrap_or_default();
     let Some(cluster) = ctx

@@ -1,6 +1,6 @@
 //! What every controller of this process shares.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,6 +53,14 @@ pub struct Inner {
     wake_cluster: mpsc::UnboundedSender<ObjectRef<TalosCluster>>,
     removals: Mutex<HashMap<String, Arc<Mutex<Memory>>>>,
     teardowns: Mutex<HashMap<String, Duration>>,
+    looks: std::sync::Mutex<HashMap<String, Look>>,
+    woken: std::sync::Mutex<HashSet<(String, String)>>,
+}
+
+/// When a cluster was last looked at, and as what.
+struct Look {
+    at: Duration,
+    as_what: String,
 }
 
 impl std::ops::Deref for Context {
@@ -94,6 +102,8 @@ impl Context {
             wake_cluster,
             removals: Mutex::default(),
             teardowns: Mutex::default(),
+            looks: std::sync::Mutex::default(),
+            woken: std::sync::Mutex::default(),
         }))
     }
 
@@ -142,8 +152,43 @@ impl Context {
         }
     }
 
+    /// How long a look at `cluster` may still wait: its own status write wakes the
+    /// controller too, and is no reason to look again. `None`: look now, which this notes.
+    pub fn look_may_wait(&self, cluster: &TalosCluster) -> Option<Duration> {
+        let meta = &cluster.metadata;
+        let key = (
+            meta.namespace.clone().unwrap_or_default(),
+            meta.name.clone().unwrap_or_default(),
+        );
+        let as_what = format!(
+            "{:?} {:?} {:?} {:?}",
+            meta.generation, meta.annotations, meta.finalizers, meta.deletion_timestamp
+        );
+        let woken = self.woken.lock().is_ok_and(|mut woken| woken.remove(&key));
+        let now = self.clock.now();
+        let Ok(mut looks) = self.looks.lock() else {
+            return None;
+        };
+        let uid = meta.uid.clone().unwrap_or_default();
+        if let Some(look) = looks.get(&uid)
+            && !woken
+            && look.as_what == as_what
+        {
+            let due = look.at + self.settings.observe;
+            // A requeue comes a little early or late.
+            if due > now + self.settings.observe / 20 {
+                return Some(due.saturating_sub(now));
+            }
+        }
+        looks.insert(uid, Look { at: now, as_what });
+        None
+    }
+
     /// Has `cluster` looked at now.
     pub fn wake_cluster(&self, namespace: &str, cluster: &str) {
+        if let Ok(mut woken) = self.woken.lock() {
+            woken.insert((namespace.to_owned(), cluster.to_owned()));
+        }
         let _ = self
             .wake_cluster
             .send(ObjectRef::new(cluster).within(namespace));

@@ -1,5 +1,6 @@
 //! One term of leadership: both controllers, the watch on the locks, and their orderly end.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -117,6 +118,7 @@ async fn watch_locks(ctx: Context) {
     let mut events = watcher(api, watcher::Config::default().labels(LOCK_LABEL))
         .default_backoff()
         .boxed();
+    let mut holders: HashMap<LeaseKey, Option<String>> = HashMap::new();
     loop {
         let event = tokio::select! {
             () = ctx.stopping.cancelled() => return,
@@ -141,14 +143,26 @@ async fn watch_locks(ctx: Context) {
             &LeaseKey::new(&namespace, &name),
             if gone { None } else { Some(&record) },
         );
-        if (gone || record.held_by().is_none())
-            && let Some(cluster) = object
-                .metadata
-                .labels
-                .as_ref()
-                .and_then(|l| l.get(LOCK_LABEL))
-        {
+        let holder = if gone {
+            None
+        } else {
+            record.held_by().map(str::to_owned)
+        };
+        let Some(cluster) = object
+            .metadata
+            .labels
+            .as_ref()
+            .and_then(|l| l.get(LOCK_LABEL))
+        else {
+            continue;
+        };
+        if holder.is_none() {
             ctx.wake_removals(&namespace, cluster);
+        }
+        let before = holders.insert(LeaseKey::new(&namespace, &name), holder.clone());
+        if before != Some(holder) {
+            // Its status says who holds the lock.
+            ctx.wake_cluster(&namespace, cluster);
         }
     }
 }

@@ -121,11 +121,21 @@ async fn observe(
 ) -> Result<Option<Duration>, PassError> {
     let found = look(ctx, key, machine).await?;
     let ready = found.ready == ConditionStatus::True;
+    let was_ready = machine.condition(READY).map(|c| c.status);
+    let was_joined = machine.condition(JOINED).map(|c| c.status);
+    let news = was_ready != Some(found.ready)
+        || found
+            .joined
+            .as_ref()
+            .is_some_and(|j| was_joined != Some(j.0));
     let generation = machine.metadata.generation;
     crate::status::write_machine(&ctx.client, machine, |status| {
         apply(status, generation, found)
     })
     .await?;
+    if news {
+        ctx.wake_cluster(&key.namespace, &key.cluster);
+    }
     let often = machine.is_control_plane() || !ready;
     Ok(Some(if often {
         ctx.settings.observe

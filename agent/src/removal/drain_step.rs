@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::facts::{DrainFact, NodeFact};
-use super::gather::{Gathered, Key, node_name};
+use super::gather::{Gathered, Key, drain_key, node_name};
 use super::memory::Memory;
 use super::perform::{Outcome, PassError};
 use crate::context::Context;
@@ -137,7 +137,11 @@ pub async fn drain(
                 memory.drain = DrainFact::TimedOut {
                     message: message.clone(),
                 };
-                memory.drain_key = Some(drain_key(gathered, &pass));
+                memory.drain_key = Some(drain_key(
+                    &machine,
+                    gathered.cluster.as_ref(),
+                    &pass.status.pods,
+                ));
                 return blocked(ctx, memory, gathered, Some(&pass), message, pass.again).await;
             }
             DrainOutcome::OnlyAgentPods { pods } => {
@@ -170,21 +174,6 @@ fn progress(pass: &DrainPass) -> String {
         "{} of {} pods are gone, {} left",
         pass.status.evicted, pass.status.total, pass.status.remaining
     )
-}
-
-/// What a timed-out drain waits for: its options, and the pods and budgets in the way.
-fn drain_key(gathered: &Gathered, pass: &DrainPass) -> String {
-    let options = gathered
-        .cluster
-        .as_ref()
-        .map(|c| c.drain_options(&gathered.machine));
-    let pods: Vec<_> = pass
-        .status
-        .pods
-        .iter()
-        .map(|p| (&p.namespace, &p.name, &p.budget))
-        .collect();
-    format!("{options:?} {pods:?}")
 }
 
 async fn blocked(

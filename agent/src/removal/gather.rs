@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ichor_api::conditions::{REMOVAL, RemovalStep, StandstillReason};
+use ichor_api::machine::DrainPodStatus;
 use ichor_api::{ConditionStatus, TalosCluster, TalosMachine, names};
 use ichor_rules::Check;
 use ichor_rules::count::{Basis, count};
@@ -15,11 +16,12 @@ use ichor_rules::{count::leave_confirmed, workers};
 use ichor_talos::config::TalosConfig;
 use ichor_talos::{CallError, TalosClient, maintenance};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Client;
 
 use super::facts::{
-    Answer, Consent, Governing, IntentCall, IntentFacts, Limits, MachineFacts, NodeFact, Snapshot,
-    TargetFact, Waits,
+    Answer, Consent, DrainFact, Governing, IntentCall, IntentFacts, Limits, MachineFacts, NodeFact,
+    Snapshot, TargetFact, Waits,
 };
 use super::memory::{Lasting, Memory};
 use crate::context::Context;
@@ -106,6 +108,16 @@ pub async fn gather(
         .get::<TalosCluster>(&key.namespace, &key.cluster)
         .await?;
     let facts = machine_facts(&machine);
+    if facts.hold.is_some()
+        && facts.hold == facts.consent.continue_token
+        && memory.continued != facts.hold
+    {
+        // A person lets it go on: the hour begins anew.
+        memory.continued.clone_from(&facts.hold);
+        memory
+            .lasting
+            .note(&Lasting::Refused, false, ctx.clock.now());
+    }
     let governing = governing(ctx, key, &machine, cluster.as_ref(), &machines, &facts).await?;
     let now = ctx.clock.now();
 
@@ -240,6 +252,12 @@ pub async fn gather(
         checks.iter().any(|c| !c.passes()),
         now_after,
     );
+    if matches!(memory.drain, DrainFact::TimedOut { .. })
+        && drain_moved(kubernetes.as_ref().ok(), &machine, cluster.as_ref(), memory).await
+    {
+        memory.drain = DrainFact::Open;
+        memory.drain_started = None;
+    }
     let urgent_waiter =
         urgent_waiter(ctx, &machine, &machines, cluster.as_ref(), &cluster_uid).await;
     let shared = shared_hardware(&machine, &machines);
@@ -301,6 +319,10 @@ fn machine_facts(machine: &TalosMachine) -> MachineFacts {
     {
         identity.etcd_member_id = Some(names::format_etcd_id(assigned));
     }
+    if machine.is_control_plane() && identity.etcd_peer_urls.is_empty() {
+        // It was never seen as a member: one that listens at its address is its own.
+        identity.etcd_peer_urls = peer_urls_at(&machine.spec.address);
+    }
     MachineFacts {
         name: machine.metadata.name.clone().unwrap_or_default(),
         role: machine.spec.role,
@@ -326,6 +348,22 @@ fn machine_facts(machine: &TalosMachine) -> MachineFacts {
         not_wiped: removal.not_wiped,
         confirmed: removal.confirmed,
     }
+}
+
+/// Peer URLs that a member at `address` (`host[:port]`) has by default.
+fn peer_urls_at(address: &str) -> Vec<String> {
+    let Ok(address) = ichor_talos::address::NodeAddress::parse(address) else {
+        return Vec::new();
+    };
+    let host = if address.host.contains(':') {
+        format!("[{}]", address.host)
+    } else {
+        address.host
+    };
+    ["https", "http"]
+        .iter()
+        .map(|scheme| format!("{scheme}://{host}:2380"))
+        .collect()
 }
 
 async fn governing(
@@ -720,6 +758,61 @@ fn duplicate_cluster(cluster: &TalosCluster) -> Option<Check> {
             healthy.message.clone(),
         )
     })
+}
+
+/// What a drain that timed out waits for: its options, and the pods and budgets that
+/// were in its way.
+pub fn drain_key(
+    machine: &TalosMachine,
+    cluster: Option<&TalosCluster>,
+    pods: &[DrainPodStatus],
+) -> String {
+    let options = cluster.map(|c| c.drain_options(machine));
+    let pods: Vec<_> = pods
+        .iter()
+        .map(|p| (&p.namespace, &p.name, &p.budget))
+        .collect();
+    format!("{options:?} {pods:?}")
+}
+
+/// Whether any of that has changed since: then the drain is tried again.
+async fn drain_moved(
+    client: Option<&Client>,
+    machine: &TalosMachine,
+    cluster: Option<&TalosCluster>,
+    memory: &Memory,
+) -> bool {
+    let Some(client) = client else { return false };
+    let reader = ichor_rules::DirectReader::new(client.clone());
+    let mut pods = machine
+        .status
+        .as_ref()
+        .and_then(|s| s.drain.as_ref())
+        .map(|d| d.pods.clone())
+        .unwrap_or_default();
+    for pod in &mut pods {
+        match reader.get::<Pod>(&pod.namespace, &pod.name).await {
+            Ok(None) => return true,
+            Ok(Some(_)) => {}
+            Err(_) => return false,
+        }
+        if let Some(budget) = &mut pod.budget {
+            match reader
+                .get::<PodDisruptionBudget>(&pod.namespace, &budget.name)
+                .await
+            {
+                Ok(None) => return true,
+                Ok(Some(found)) => {
+                    let status = found.status.unwrap_or_default();
+                    budget.allowed = status.disruptions_allowed;
+                    budget.current = status.current_healthy;
+                    budget.desired = status.desired_healthy;
+                }
+                Err(_) => return false,
+            }
+        }
+    }
+    memory.drain_key.as_deref() != Some(drain_key(machine, cluster, &pods).as_str())
 }
 
 /// A more urgent operation that waits for the lock, in words.

@@ -50,8 +50,8 @@ pub struct Memory {
     pub drain: DrainFact,
     /// What a drain that timed out waits for: a change of this ends the standstill.
     pub drain_key: Option<String>,
-    /// The last status condition written, so that nothing is written twice.
-    pub last_refusal: Option<String>,
+    /// The hold that a person has let go on.
+    pub continued: Option<String>,
 }
 
 impl Memory {
@@ -71,7 +71,7 @@ impl Memory {
             volumes_since: None,
             drain: DrainFact::Open,
             drain_key: None,
-            last_refusal: None,
+            continued: None,
         }
     }
 

@@ -166,6 +166,12 @@ pub fn next(s: &Snapshot) -> Step {
     {
         return step;
     }
+    if let DrainFact::TimedOut { message } = &s.drain
+        && !past_leave(s)
+        && !teardown
+    {
+        return stand(StandstillReason::DrainFailed, message.clone());
+    }
     if !s.lock_held {
         return Step::AcquireLock;
     }
@@ -340,7 +346,7 @@ fn refused(s: &Snapshot) -> Option<Step> {
     if s.waits
         .refused
         .is_some_and(|refused| refused >= s.limits.hold_after)
-        && s.machine.hold.is_none()
+        && (s.machine.hold.is_none() || s.machine.hold == s.machine.consent.continue_token)
     {
         return Some(Step::BeginHold);
     }
@@ -364,10 +370,7 @@ fn drain(s: &Snapshot) -> Step {
                 );
             }
         }
-        DrainFact::TimedOut { message } => {
-            return stand(StandstillReason::DrainFailed, message.clone());
-        }
-        DrainFact::Open => {}
+        DrainFact::TimedOut { .. } | DrainFact::Open => {}
     }
     match &s.node {
         NodeFact::Unknown { why } if !s.dead => stand(StandstillReason::NodeUnknown, why.clone()),

@@ -177,6 +177,7 @@ async fn perform(
             })
             .await?;
             ctx.metrics.members_left.inc();
+            ctx.wake_cluster(&key.namespace, &key.cluster);
             failpoint::hit("after-leave-confirmed");
             Ok(Outcome::Again)
         }
