@@ -7,6 +7,8 @@ pub mod gather;
 pub mod judge;
 pub mod pods;
 pub mod render;
+#[cfg(test)]
+mod tests;
 
 use ichor_rules::{Check, Verdict};
 use serde::Serialize;

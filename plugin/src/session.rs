@@ -1,7 +1,7 @@
 //! One connection to one API server: every request of a command goes through here, with
 //! the same credentials, deadline and log.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,7 @@ const SHOW_REQUESTS: u8 = 6;
 #[derive(Debug, Default)]
 struct Journal {
     notes: VecDeque<String>,
+    warned: BTreeSet<String>,
     ahead: Option<SignedDuration>,
 }
 
@@ -265,9 +266,9 @@ impl Service<http::Request<Body>> for Observer {
 fn note_headers(journal: &mut Journal, headers: &http::HeaderMap) {
     for warning in headers.get_all(http::header::WARNING) {
         if let Some(text) = warning.to_str().ok().and_then(warning_text) {
-            let note = format!("Warning: {text}");
-            if !journal.notes.contains(&note) {
-                journal.notes.push_back(note);
+            // Said once, as kubectl does, however many answers carry it.
+            if journal.warned.insert(text.clone()) {
+                journal.notes.push_back(format!("Warning: {text}"));
             }
         }
     }

@@ -1,16 +1,10 @@
 //! Objects for tests, at a fixed time.
 
-use ichor_api::cluster::{
-    ControlPlaneSpec, DeletionPolicy, EtcdMemberStatus, EtcdStatus, RoleCounts, Schedulable,
-    TalosSpec,
-};
+use ichor_api::cluster::{EtcdMemberStatus, EtcdStatus, RoleCounts};
 use ichor_api::common::set_condition;
 use ichor_api::conditions::{READY, REMOVAL};
-use ichor_api::machine::{ClusterReference, MachineIdentity};
-use ichor_api::{
-    ConditionStatus, MachineRole, SecretReference, TalosCluster, TalosClusterSpec, TalosMachine,
-    TalosMachineSpec, names,
-};
+use ichor_api::machine::MachineIdentity;
+use ichor_api::{ConditionStatus, MachineRole, TalosCluster, TalosMachine, names};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
@@ -33,17 +27,10 @@ pub(crate) fn clock() -> Clock {
 fn machine(name: &str, role: MachineRole, node: &str) -> TalosMachine {
     let mut machine = TalosMachine::new(
         name,
-        TalosMachineSpec {
-            cluster_ref: ClusterReference {
-                name: "demo".into(),
-            },
-            role,
-            approved: true,
-            rejected: false,
-            address: "192.0.2.1".into(),
-            node_name: None,
-            drain: None,
-        },
+        serde_json::from_value(serde_json::json!({
+            "clusterRef": {"name": "demo"}, "role": role, "approved": true, "address": "192.0.2.1",
+        }))
+        .unwrap(),
     );
     machine.metadata.namespace = Some("default".into());
     machine.metadata.uid = Some(format!("uid-{name}"));
@@ -120,22 +107,10 @@ pub(crate) fn removal_condition(
 pub(crate) fn cluster(voters: &[&str]) -> TalosCluster {
     let mut cluster = TalosCluster::new(
         "demo",
-        TalosClusterSpec {
-            control_plane: ControlPlaneSpec { count: 3 },
-            workers: None,
-            schedulable: Schedulable::Auto,
-            approval: ichor_api::cluster::Approval::Relaxed,
-            gitops: None,
-            kubernetes: None,
-            talos: TalosSpec {
-                credentials_secret_ref: SecretReference {
-                    name: "talos".into(),
-                },
-                config_secret_ref: None,
-            },
-            deletion_policy: DeletionPolicy::Orphan,
-            drain: None,
-        },
+        serde_json::from_value(serde_json::json!({
+            "controlPlane": {"count": 3}, "talos": {"credentialsSecretRef": {"name": "talos"}},
+        }))
+        .unwrap(),
     );
     cluster.metadata.namespace = Some("default".into());
     cluster.metadata.uid = Some("uid-demo".into());
@@ -170,4 +145,35 @@ pub(crate) fn member(name: &str) -> EtcdMemberStatus {
         healthy: true,
         ..EtcdMemberStatus::default()
     }
+}
+
+/// The machines as a direct read gives them, and the count for the removal of `target`.
+pub(crate) fn counted(
+    machines: &[TalosMachine],
+    target: &str,
+) -> ichor_rules::ApprovedControlPlanes {
+    let list = serde_json::json!({
+        "apiVersion": "ichor.maesh.dev/v1alpha1", "kind": "TalosMachineList",
+        "metadata": {"resourceVersion": "1"}, "items": machines,
+    });
+    let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+        let body = kube::client::Body::from(list.to_string().into_bytes());
+        async move { Ok::<_, std::convert::Infallible>(http::Response::new(body)) }
+    });
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(async {
+            let client = kube::Client::new(service, "default");
+            ichor_rules::count_approved(
+                &ichor_rules::DirectReader::new(client),
+                "default",
+                "demo",
+                target,
+                ichor_rules::count::Basis::Admission,
+            )
+            .await
+            .unwrap()
+        })
 }

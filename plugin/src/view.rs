@@ -5,3 +5,5 @@ pub mod advice;
 pub mod drain;
 pub mod removal;
 pub mod status;
+#[cfg(test)]
+mod tests;

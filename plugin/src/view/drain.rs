@@ -49,15 +49,14 @@ pub fn lines(machine: &TalosMachine, clock: Clock) -> Vec<String> {
             }
         )];
     };
-    let mut lines = vec![format!(
-        "{name} (Node {node}): {}{}{}",
-        totals(drain),
-        clock.lasting(drain.started_at.as_ref()),
-        match &drain.last_pass_at {
-            Some(at) if !clock.absolute => format!(" (looked {})", clock.ago(at)),
-            _ => String::new(),
-        }
-    )];
+    let mut head = format!("{name} (Node {node}): {}", totals(drain));
+    if let Some(at) = &drain.started_at {
+        head = format!("{head}; begun {}", clock.ago(at));
+    }
+    if let Some(at) = drain.last_pass_at.as_ref().filter(|_| !clock.absolute) {
+        head = format!("{head}, looked {}", clock.ago(at));
+    }
+    let mut lines = vec![head];
     if drain.pods.is_empty() {
         return lines;
     }
