@@ -425,12 +425,12 @@ impl EtcdService {
                 inner.member_id = member_id;
             }
             if inner.state == State::Running {
-                inner.message = if healthy {
+                let message = if healthy {
                     "Health check successful"
                 } else {
                     "context deadline exceeded"
-                }
-                .to_owned();
+                };
+                message.clone_into(&mut inner.message);
             }
             matches!(&status, Ok(status) if status.learner) && !inner.hold_learner
         };
@@ -459,7 +459,7 @@ impl EtcdService {
                 Ok(()) => break,
                 Err(error) if error.is_member_not_found() => break,
                 Err(error) if error.is_transient() && Instant::now() < end => {
-                    sleep(timings.leave_retry).await
+                    sleep(timings.leave_retry).await;
                 }
                 Err(error) => return Err(format!("failed to remove member: {error}")),
             }

@@ -147,7 +147,7 @@ impl SimCluster {
             node.power_on().await;
         }
         if cluster.shared.options.bootstrapped {
-            cluster.until_settled(Duration::from_secs(60)).await?;
+            cluster.until_settled(Duration::from_mins(1)).await?;
         }
         Ok(cluster)
     }

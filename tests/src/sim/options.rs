@@ -65,7 +65,7 @@ impl Default for Timings {
             fatal_reboot: Duration::from_millis(500),
             member_id_wait: Duration::from_secs(3),
             leave_retry: Duration::from_millis(500),
-            leave_retry_for: Duration::from_secs(60),
+            leave_retry_for: Duration::from_mins(1),
             etcd_check: Duration::from_millis(250),
             etcd_restart: Duration::from_secs(1),
             takeover: Duration::from_secs(10),

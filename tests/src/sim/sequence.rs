@@ -24,8 +24,9 @@ pub(super) enum End {
 fn may_start(running: Option<&str>, asked: &str, force: bool) -> Verdict {
     match (running, asked) {
         (None, _) => Verdict::Run,
-        (Some("boot"), _) | (Some(_), "shutdown") => Verdict::TakeOver,
-        (Some("reset" | "reboot" | "initialize"), "reboot") => Verdict::TakeOver,
+        (Some("boot"), _)
+        | (Some(_), "shutdown")
+        | (Some("reset" | "reboot" | "initialize"), "reboot") => Verdict::TakeOver,
         (Some(_), "reboot") if force => Verdict::TakeOver,
         _ => Verdict::Locked,
     }

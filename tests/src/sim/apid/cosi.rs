@@ -207,7 +207,7 @@ fn resources(caller: &Caller, namespace: &str, kind: &str) -> Result<Vec<Resourc
             })
             .collect()),
         ("runtime", "Services.v1alpha1.talos.dev") => {
-            Ok(super::machine::services(node, caller.configured)
+            Ok(super::answers::services(node, caller.configured)
                 .into_iter()
                 .filter(|service| service.state == "Running")
                 .map(|service| {

@@ -1,5 +1,6 @@
 //! Talos' API on a simulated machine: who may call what, and what is written down of it.
 
+mod answers;
 mod cosi;
 mod lifecycle;
 mod machine;

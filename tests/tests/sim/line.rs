@@ -1,0 +1,252 @@
+//! The line to a machine, and what its answers mean.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ichor_talos::maintenance::ProbeError;
+use ichor_talos::{
+    CallError, ConfigError, Partitions, ResetRequest, Stage, TalosClient, TalosConfig, maintenance,
+};
+use ichor_tests::wait::until;
+use jiff::{SignedDuration, Timestamp};
+
+use crate::support::{CALL, SOON, Sim, keep_os};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_after_the_deadline_is_an_unknown_outcome_of_something_done() {
+    let mut sim = Sim::start(|_| {}).await;
+    sim.until_removals_pass().await;
+    sim.node("cp-3").answer_after_deadline("EtcdLeaveCluster");
+    let short = Duration::from_secs(8);
+    let outcome = sim
+        .client("cp-3")
+        .leave_etcd(sim.gate.permit().await, short)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(outcome, CallError::UnknownOutcome(_)),
+        "{outcome:?}"
+    );
+    sim.until_voters(2).await;
+    let calls = sim.calls("EtcdLeaveCluster");
+    assert_eq!(calls.len(), 1, "sent once: {calls:?}");
+    assert_eq!(calls[0].code, "OK");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_line_is_silence_for_reads_and_an_unknown_outcome_for_the_rest() {
+    let mut sim = Sim::start(|options| options.workers = 1).await;
+    let client = sim.client("worker-1");
+    client.version().await.unwrap();
+    sim.node("worker-1").cut();
+    let silent = client.version().await.unwrap_err();
+    assert!(matches!(silent, CallError::Unreachable(_)), "{silent:?}");
+    let fresh = sim.client("worker-1").version().await.unwrap_err();
+    assert!(matches!(fresh, CallError::Unreachable(_)), "{fresh:?}");
+    let request = ResetRequest {
+        partitions: keep_os(),
+        reboot: true,
+    };
+    let outcome = client
+        .reset(sim.gate.permit().await, &request, Duration::from_secs(2))
+        .await
+        .unwrap_err();
+    assert!(
+        !outcome.nothing_done() || matches!(outcome, CallError::Unreachable(_)),
+        "{outcome:?}"
+    );
+    assert!(sim.calls("Reset").is_empty(), "nothing passed");
+    sim.node("worker-1").heal();
+    until(SOON, "worker-1 to answer", async || {
+        client.version().await.map_err(|e| e.to_string())
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_without_power_was_sent_nothing() {
+    let mut sim = Sim::start(|options| options.workers = 1).await;
+    let client = sim.client("worker-1");
+    client.version().await.unwrap();
+    sim.node("worker-1").power_off().await;
+    let request = ResetRequest {
+        partitions: keep_os(),
+        reboot: true,
+    };
+    // A call on the broken connection itself might have been sent; a new connection cannot be had.
+    until(SOON, "worker-1 to be gone", async || {
+        match client.version().await {
+            Err(CallError::Unreachable(why)) if why.contains("cannot connect") => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await
+    .unwrap();
+    let outcome = client
+        .reset(sim.gate.permit().await, &request, CALL)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(outcome, CallError::Unreachable(_)) && outcome.nothing_done(),
+        "{outcome:?}"
+    );
+    let probed = maintenance::probe(&sim.node("worker-1").address().to_string()).await;
+    assert!(
+        matches!(probed, Err(ProbeError::Unreachable(_))),
+        "{probed:?}"
+    );
+    sim.node("worker-1").power_on().await;
+    sim.until_stage("worker-1", Stage::Running).await;
+    client.version().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_that_do_not_fit_are_told_from_a_silent_machine() {
+    let mut sim = Sim::start(|options| {
+        options.control_planes = 1;
+        options.workers = 1;
+    })
+    .await;
+    let now = Timestamp::now();
+    let address = sim.node("cp-1").address().to_string();
+    let foreign = TalosConfig::parse(&sim.cluster.foreign_talosconfig().unwrap(), now).unwrap();
+    let refused = TalosClient::connect(&foreign, &address)
+        .unwrap()
+        .version()
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(&refused, CallError::Credentials(why) if why.contains("certificate")),
+        "{refused:?}"
+    );
+
+    let ended = now - SignedDuration::from_hours(1);
+    let text = sim.cluster.talosconfig_for("os:admin", ended).unwrap();
+    assert!(matches!(
+        TalosConfig::parse(&text, now),
+        Err(ConfigError::Expired(_))
+    ));
+    // Its clock says otherwise: the node's does not.
+    let believed = TalosConfig::parse(&text, ended - SignedDuration::from_hours(1)).unwrap();
+    let refused = TalosClient::connect(&believed, &address)
+        .unwrap()
+        .version()
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(&refused, CallError::Credentials(why) if why.contains("Expired")),
+        "{refused:?}"
+    );
+
+    let text = sim
+        .cluster
+        .talosconfig_for("os:reader", now + SignedDuration::from_hours(1))
+        .unwrap();
+    let reader = TalosConfig::parse(&text, now).unwrap();
+    let reader = TalosClient::connect(&reader, &address).unwrap();
+    reader.snapshot().await.unwrap();
+    let request = ResetRequest {
+        partitions: keep_os(),
+        reboot: true,
+    };
+    let refused = reader
+        .reset(sim.gate.permit().await, &request, CALL)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(&refused, CallError::Credentials(why) if why.contains("not authorized")),
+        "{refused:?}"
+    );
+
+    let probed = maintenance::probe(&address).await;
+    assert!(
+        matches!(probed, Err(ProbeError::NotMaintenance(_))),
+        "{probed:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_that_moved_answers_at_its_new_address_only() {
+    let sim = Sim::start(|options| options.workers = 1).await;
+    let node = sim.node("worker-1");
+    let (old, new) = (node.address(), sim.cluster.spare_address());
+    node.change_address(new).await.unwrap();
+    let client = TalosClient::connect(&sim.config, &new.to_string()).unwrap();
+    assert_eq!(
+        client.hardware_uuid().await.unwrap().as_deref(),
+        Some(node.hardware_uuid.as_str())
+    );
+    let gone = TalosClient::connect(&sim.config, &old.to_string())
+        .unwrap()
+        .version()
+        .await;
+    assert!(matches!(gone, Err(CallError::Unreachable(_))), "{gone:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lying_member_list_is_told_by_the_node_that_lies_only() {
+    let sim = Sim::start(|_| {}).await;
+    let truth = sim.members().await;
+    sim.node("cp-1").lie_member_list(Some(truth[..1].to_vec()));
+    assert_eq!(
+        sim.client("cp-1").etcd_members(false).await.unwrap().len(),
+        1
+    );
+    assert_eq!(
+        sim.client("cp-2").etcd_members(false).await.unwrap().len(),
+        3
+    );
+    sim.node("cp-1").lie_member_list(None);
+    assert_eq!(
+        sim.client("cp-1").etcd_members(false).await.unwrap().len(),
+        3
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gone_disk_cannot_be_wiped_and_does_not_boot() {
+    let mut sim = Sim::start(|options| options.workers = 1).await;
+    let client = sim.client("worker-1");
+    sim.node("worker-1").disk_gone();
+    assert!(Partitions::for_maintenance(&client.volume_statuses().await.unwrap()).is_err());
+    let request = ResetRequest {
+        partitions: keep_os(),
+        reboot: true,
+    };
+    let refused = client
+        .reset(sim.gate.permit().await, &request, CALL)
+        .await
+        .unwrap_err();
+    assert!(matches!(refused, CallError::Refused { .. }), "{refused:?}");
+    sim.node("worker-1").power_cycle().await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(matches!(
+        client.version().await,
+        Err(CallError::Unreachable(_))
+    ));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_etcd_outlives_its_simulation() {
+    let sim = Sim::start(|_| {}).await;
+    let data = sim.dir.path().to_string_lossy().into_owned();
+    let running = |data: &str| {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let with = |path: PathBuf| {
+            std::fs::read(path.join("cmdline"))
+                .is_ok_and(|line| String::from_utf8_lossy(&line).contains(data))
+        };
+        processes.filter(|entry| with(entry.path())).count()
+    };
+    assert!(running(&data) >= 3);
+    drop(sim);
+    until(SOON, "the etcd processes to end", async || {
+        match running(&data) {
+            0 => Ok(()),
+            count => Err(format!("{count} still run")),
+        }
+    })
+    .await
+    .unwrap();
+}
