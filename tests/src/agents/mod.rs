@@ -77,8 +77,10 @@ pub struct AgentStatus {
     pub ready: bool,
     /// Process ID, while it runs.
     pub pid: Option<i32>,
-    /// How often it was started again after ending by itself.
+    /// How often its container was started again, for whatever reason.
     pub restarts: u32,
+    /// How often it ended by itself, fail points aside.
+    pub crashes: u32,
     /// The fail point that is set.
     pub failpoint: Option<String>,
     /// How it ended last.
@@ -166,6 +168,17 @@ impl Agents {
             Err(format!("{ready} are; {}", exits.join("; ")))
         })
         .await
+    }
+
+    /// Waits until those that run are ready, one has ended, or `limit` is over: an agent
+    /// may have good reason not to get ready.
+    pub async fn settle(&self, limit: Duration) {
+        let settled = until(limit, "the agents to be ready", async || {
+            let all = self.status().await;
+            let waiting = all.iter().any(|a| a.state == "Running" && !a.replaced && !a.ready);
+            if waiting { Err(String::new()) } else { Ok(()) }
+        });
+        let _ = settled.await;
     }
 
     /// Ends them in good order (SIGTERM); each stays stopped until [`start_again`](Self::start_again).

@@ -32,7 +32,10 @@ pub(super) struct Replica {
     pub wanted: bool,
     pub frozen: bool,
     pub failpoint: Option<String>,
+    /// How often its container was started again, for whatever reason.
     pub restarts: u32,
+    /// How often it ended by itself, fail points aside.
+    pub crashes: u32,
     pub ready: bool,
     /// Its pod was replaced by command; its process is left to itself.
     pub replaced: bool,
@@ -43,6 +46,7 @@ pub(super) struct Replica {
     node: String,
     namespace: String,
     account: String,
+    launched: bool,
     misses: u32,
     told: Option<Instant>,
     ended_at: Option<Instant>,
@@ -60,6 +64,7 @@ impl Replica {
             frozen: false,
             failpoint: None,
             restarts: 0,
+            crashes: 0,
             ready: false,
             replaced: false,
             seen: false,
@@ -68,6 +73,7 @@ impl Replica {
             node,
             namespace: pod.namespace().unwrap_or_default(),
             account: account.unwrap_or_default(),
+            launched: false,
             misses: 0,
             told: None,
             ended_at: None,
@@ -104,6 +110,8 @@ impl Replica {
             command.env("ICHOR_FAILPOINT", point);
         }
         self.process = Some(supervisor.spawn(&self.name, command)?);
+        self.restarts += u32::from(self.launched);
+        self.launched = true;
         self.frozen = false;
         self.ready = false;
         self.misses = PATIENCE;
@@ -158,10 +166,10 @@ impl Replica {
                 self.wanted = false;
             }
             if self.wanted {
-                self.restarts += 1;
+                self.crashes += 1;
             }
         }
-        let pause = Duration::from_millis(500 * u64::from(self.restarts.min(10)));
+        let pause = Duration::from_millis(500 * u64::from(self.crashes.min(10)));
         self.wanted && self.ended_at.is_none_or(|at| at.elapsed() >= pause)
     }
 
@@ -192,9 +200,10 @@ impl Replica {
                 (true, false) => "Running",
             },
             replaced: self.replaced,
-            ready: self.ready,
+            ready: running && self.ready,
             pid: self.process.as_ref().filter(|_| running).map(Process::id),
             restarts: self.restarts,
+            crashes: self.crashes,
             failpoint: self.failpoint.clone(),
             last_exit: self.last_exit.clone(),
             http: self.http,

@@ -14,6 +14,9 @@ use super::table::table;
 /// How long an agent that was told to end is waited for.
 const STOP: Duration = Duration::from_secs(60);
 
+/// How long one that was started is waited for until it is ready.
+const SETTLE: Duration = Duration::from_secs(15);
+
 /// Does it; what is to be printed.
 pub(super) async fn perform(bed: &Bed, command: Command) -> Result<String> {
     match command {
@@ -69,14 +72,20 @@ async fn agent(bed: &Bed, pod: Option<&str>, action: AgentAction) -> Result<Stri
     Ok(match action {
         AgentAction::Stop => done(agents.stop(pod, STOP).await?, "stopped"),
         AgentAction::Kill => done(agents.kill(pod).await?, "killed"),
-        AgentAction::Start { new_pod: false } => done(agents.start_again(pod).await?, "started"),
-        AgentAction::Start { new_pod: true } => {
-            done(agents.start_new_pods(pod, STOP).await?, "started as a new pod")
+        AgentAction::Start { new_pod } => {
+            let text = if new_pod {
+                done(agents.start_new_pods(pod, STOP).await?, "started as a new pod")
+            } else {
+                done(agents.start_again(pod).await?, "started")
+            };
+            agents.settle(SETTLE).await;
+            text
         }
         AgentAction::Freeze => done(agents.freeze(pod, true).await?, "frozen"),
         AgentAction::Thaw => done(agents.freeze(pod, false).await?, "thawed"),
         AgentAction::Failpoint { name } => {
             let pod = agents.failpoint(&name, pod).await?;
+            agents.settle(SETTLE).await;
             format!("{pod} restarted; it ends at {name}\n")
         }
         AgentAction::Status { output } => {
