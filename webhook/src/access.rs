@@ -7,7 +7,7 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::api::{Api, PostParams};
 
-use crate::answer::Refusal;
+use crate::answer::{Refusal, said};
 use crate::judge::Judge;
 use crate::review::Request;
 
@@ -55,7 +55,7 @@ impl Judge {
                 "no answer within {} ms",
                 self.limits.lookup.as_millis()
             ))),
-            Ok(Err(error)) => Err(cannot_tell(error.to_string())),
+            Ok(Err(error)) => Err(cannot_tell(said(&error))),
             Ok(Ok(review)) => {
                 let status = review.status.unwrap_or_default();
                 // A dangling role binding anywhere yields an evaluation error beside a

@@ -98,11 +98,28 @@ impl Refusal {
     }
 }
 
+/// What the API server said, without the debug form that kube prints it in.
+pub(crate) fn said(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if status.reason.is_empty() => {
+            format!("{} ({})", status.message, status.code)
+        }
+        kube::Error::Api(status) => {
+            format!("{} ({} {})", status.message, status.code, status.reason)
+        }
+        other => other.to_string(),
+    }
+}
+
 impl From<ReadError> for Refusal {
     fn from(error: ReadError) -> Self {
-        Self::CannotTell {
-            cause: error.to_string(),
-        }
+        let cause = match &error {
+            ReadError::Api { what, source } => {
+                format!("failed to read {what}: {}", said(source))
+            }
+            ReadError::Timeout { .. } => error.to_string(),
+        };
+        Self::CannotTell { cause }
     }
 }
 

@@ -17,6 +17,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
+use crate::answer::said;
 use crate::judge::Judge;
 use crate::metrics::CertificateLabels;
 use crate::objects::{self, Kind};
@@ -82,7 +83,7 @@ pub(crate) fn spawn(judge: &Arc<Judge>, request: Request, crossing: Crossing) {
             Err(error) => {
                 tracing::warn!(
                     object = %format!("{} {}/{}", kind.as_str(), request.namespace, request.name()),
-                    user = %request.user_info.username, gate = crossing.gate, %error,
+                    user = %request.user_info.username, gate = crossing.gate, error = %said(&error),
                     "failed to record that an override was used"
                 );
                 "failed"

@@ -108,39 +108,57 @@ impl Webhook {
     /// had yet is none: it is tried again, handshakes fail meanwhile, and
     /// [`Webhook::readiness`] says why.
     pub async fn serve(self, shutdown: CancellationToken) -> Result<(), WebhookError> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut tls = rustls::ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()?
-            .with_no_client_auth()
-            .with_cert_resolver(self.certificates.clone());
-        tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        let acceptor = RustlsAcceptor::new(RustlsConfig::from_config(Arc::new(tls)))
-            .acceptor(NoDelayAcceptor::new());
-        let handle = Handle::new();
-        let server = axum_server::from_tcp(self.listener)
-            .map_err(WebhookError::Serve)?
-            .acceptor(acceptor)
-            .handle(handle.clone())
-            .serve(router(self.judge.clone()).into_make_service());
-        let keeping = self.keeper.run(shutdown.clone());
-        let stopping = async {
-            shutdown.cancelled().await;
-            handle.graceful_shutdown(Some(GRACE));
-        };
+        let routes = router(self.judge.clone());
+        let stop = shutdown.child_token();
+        let serving = serve_tls(self.listener, self.certificates, routes, stop.clone());
+        let keeping = self.keeper.run(stop.clone());
         tracing::info!(address = %self.address, "serving admission reviews");
-        let (served, (), ()) = tokio::join!(
-            async {
-                let served = server.await;
-                // A server that ended by itself ends the rest too.
-                shutdown.cancel();
-                served
-            },
-            keeping,
-            stopping
-        );
+        let serving = async {
+            let served = serving.await;
+            // A server that ended by itself ends the keeping too.
+            stop.cancel();
+            served
+        };
+        let (served, ()) = tokio::join!(serving, keeping);
         // What was admitted last is still being recorded.
         let _ = tokio::time::timeout(GRACE, self.judge.settled()).await;
-        served.map_err(WebhookError::Serve)
+        served
+    }
+}
+
+/// Serves `routes` over TLS on `listener` until `shutdown`, then gives open connections
+/// some seconds to finish. Handshakes take what `certificates` hold at that moment.
+///
+/// Errors: TLS cannot be set up, or the socket fails.
+pub async fn serve_tls(
+    listener: std::net::TcpListener,
+    certificates: Arc<Certificates>,
+    routes: Router,
+    shutdown: CancellationToken,
+) -> Result<(), WebhookError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_cert_resolver(certificates);
+    tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    // Handshakes run in tasks of their own, so that a silent connection blocks nobody.
+    let acceptor = RustlsAcceptor::new(RustlsConfig::from_config(Arc::new(tls)))
+        .acceptor(NoDelayAcceptor::new());
+    let handle = Handle::new();
+    let server = axum_server::from_tcp(listener)
+        .map_err(WebhookError::Serve)?
+        .acceptor(acceptor)
+        .handle(handle.clone())
+        .serve(routes.into_make_service());
+    let stopping = async {
+        shutdown.cancelled().await;
+        handle.graceful_shutdown(Some(GRACE));
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        served = server => served.map_err(WebhookError::Serve),
+        () = stopping => Ok(()),
     }
 }
 

@@ -1,4 +1,5 @@
 //! Deleting a TalosMachine: verbs, people, states.
+#![allow(clippy::expect_used)] // helpers of tests are no tests to clippy
 
 mod support;
 
@@ -214,7 +215,7 @@ fn cases() -> Vec<Case> {
                 api.change_machine("cp-3", |m| {
                     m["spec"]["approved"] = json!(false);
                     m["metadata"]["finalizers"] = json!([]);
-                })
+                });
             },
             cp1,
             Some(TWO),
@@ -238,8 +239,8 @@ fn cases() -> Vec<Case> {
             EVE,
             |api| {
                 api.change_machine("cp-3", |m| {
-                    m["status"]["conditions"] = not_joined("NeverVoter")
-                })
+                    m["status"]["conditions"] = not_joined("NeverVoter");
+                });
             },
             cp1,
             Some(TWO),
@@ -249,8 +250,8 @@ fn cases() -> Vec<Case> {
             EVE,
             |api| {
                 api.change_machine("cp-3", |m| {
-                    m["status"]["conditions"] = not_joined("NameTaken")
-                })
+                    m["status"]["conditions"] = not_joined("NameTaken");
+                });
             },
             cp1,
             None,
@@ -261,7 +262,7 @@ fn cases() -> Vec<Case> {
             |api| {
                 only_two(api);
                 api.change_machine("cp-1", |m| {
-                    m["status"]["conditions"] = not_joined("MemberGone")
+                    m["status"]["conditions"] = not_joined("MemberGone");
                 });
             },
             cp1,
@@ -297,7 +298,7 @@ fn cases() -> Vec<Case> {
                 api.change_machine("cp-1", |m| {
                     m["spec"]["approved"] = json!(false);
                     m["metadata"]["finalizers"] = json!([]);
-                })
+                });
             },
             || {
                 let mut machine = cp1();
@@ -612,7 +613,7 @@ async fn what_is_admitted_but_will_wait_is_warned_of() {
     // A voter that is known to be unhealthy need not wait for a fourth.
     api.change_cluster(|c| {
         c["status"]["etcd"]["members"] =
-            json!([{"id": "1", "machine": "cp-1", "unhealthySince": "2026-01-01T00:00:00Z"}])
+            json!([{"id": "1", "machine": "cp-1", "unhealthySince": "2026-01-01T00:00:00Z"}]);
     });
     assert_eq!(
         warnings(&delete(&api, EVE, &cp1()).await),
@@ -637,7 +638,7 @@ async fn what_is_admitted_but_will_wait_is_warned_of() {
     );
     // Held by its own removal, given back, or not to be read: nothing to say.
     api.change(lease, |l| {
-        l["spec"]["holderIdentity"] = json!("removal TalosMachine cp-1 uid-cp-1 pod-1")
+        l["spec"]["holderIdentity"] = json!("removal TalosMachine cp-1 uid-cp-1 pod-1");
     });
     assert_eq!(
         warnings(&delete(&api, EVE, &cp1()).await),

@@ -134,6 +134,15 @@ impl Authority {
         lifetime: Duration,
     ) -> Result<(String, String), TlsError> {
         let failed = |e: rcgen::Error| unusable("a new serving certificate", e);
+        if now < self.not_before {
+            return Err(unusable(
+                "the certificate authority",
+                format!(
+                    "it is valid from {}, and by this machine's clock it is {now}: the clock is behind",
+                    self.not_before
+                ),
+            ));
+        }
         let signing = KeyPair::from_pem(&self.key).map_err(failed)?;
         let issuer = Issuer::from_ca_cert_pem(&self.certificate, signing).map_err(failed)?;
         let key = KeyPair::generate().map_err(failed)?;

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 pub use authority::Lifetimes;
 pub use served::{Certificates, Readiness};
 
+use crate::answer::said;
 use crate::config::{SECRET, WebhookConfig};
 
 /// Something wrong with certificates. What is served already goes on being served.
@@ -55,7 +56,7 @@ pub enum TlsError {
         source: std::io::Error,
     },
     /// The API server did not do as it was asked.
-    #[error("failed to {what}: {source}")]
+    #[error("failed to {what}: {}", said(source))]
     Api {
         /// What was asked of it.
         what: String,
