@@ -1,5 +1,6 @@
 //! The commands against an API server on loopback: what they write, what they say, and
 //! their exit codes (`interfaces.md`, "The plugin").
+#![allow(clippy::unwrap_used)] // tests: a panic is the failure
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Which API server is asked, as whom, and through what (field reports P2 to P8).
+#![allow(clippy::unwrap_used)] // tests: a panic is the failure
 
 mod support;
 

@@ -126,7 +126,7 @@ async fn serve(
     let body = body
         .collect()
         .await
-        .map(|b| b.to_bytes())
+        .map(http_body_util::Collected::to_bytes)
         .unwrap_or_default();
     let mut headers: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (name, value) in &parts.headers {
