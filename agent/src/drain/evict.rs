@@ -21,7 +21,7 @@ pub(super) enum Answer {
     /// The pod, or the one that we mean, is not there any more.
     Gone,
     /// Its budget refuses. `settled`: by its numbers, which hold for every pod that it
-    /// counts; otherwise they are being worked out, or this very pod changed meanwhile.
+    /// counts; otherwise they are not worked out, or this very pod changed meanwhile.
     Budget { text: String, settled: bool },
     /// More than one budget covers it.
     SeveralBudgets,

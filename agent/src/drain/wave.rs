@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use futures::stream::{self, StreamExt as _};
-use ichor_rules::drain::{Forecast, forecast};
+use ichor_rules::drain::{Forecast, forecast, is_ready};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Client;
@@ -149,12 +149,12 @@ impl<'p> Group<'p> {
                     return (index, Sent::NotYet);
                 }
                 let answer = evict(client, pod, grace_period_seconds, limit).await;
-                if let Answer::Budget {
-                    text,
-                    settled: true,
-                } = &answer
-                {
-                    let _ = refusal.set(text.clone());
+                if let Answer::Budget { text, settled } = &answer {
+                    // "Not worked out yet" is the budget's own word only for a ready pod; an
+                    // unready one is told so too if it changed just now.
+                    if *settled || is_ready(pod) {
+                        let _ = refusal.set(text.clone());
+                    }
                 }
                 (index, Sent::Answered(answer))
             });

@@ -133,9 +133,7 @@ pub fn explain(budget: &PodDisruptionBudget) -> String {
         "budget {namespace}/{} (allows {} disruptions; {} healthy, {} needed)",
         numbers.name, numbers.allowed, numbers.current, numbers.desired
     );
-    if !is_settled(budget) {
-        return format!("{head}, which the disruption controller has not worked out yet");
-    }
+    // Told first: a budget that cannot be worked out is never settled either.
     let failed = status
         .conditions
         .iter()
@@ -146,6 +144,9 @@ pub fn explain(budget: &PodDisruptionBudget) -> String {
             "{head}, which the disruption controller cannot work out: {}",
             failed.message.trim_end_matches('.')
         );
+    }
+    if !is_settled(budget) {
+        return format!("{head}, which the disruption controller has not worked out yet");
     }
     if status.expected_pods > 0 && numbers.desired >= status.expected_pods {
         return format!(
@@ -303,6 +304,8 @@ pub(crate) mod tests {
             }))
             .unwrap()
         }]);
+        // The controller leaves the generation as it was when it fails.
+        failed.status.as_mut().unwrap().observed_generation = None;
         assert!(explain(&failed).ends_with("cannot work out: found no controllers for pod"));
     }
 }

@@ -136,6 +136,24 @@ async fn a_budget_that_is_still_worked_out_does_not_speak_for_its_other_unready_
 }
 
 #[tokio::test]
+async fn a_budget_that_nobody_works_out_is_asked_with_one_ready_pod_a_pass() {
+    let mut stale = budget("web", "web", 5, 5, 0);
+    stale["metadata"]["generation"] = json!(2);
+    let unsettled = status(
+        429,
+        "TooManyRequests",
+        "Cannot evict pod as it would violate the pod's disruption budget.",
+        json!([{ "reason": "DisruptionBudget", "message": "The disruption budget web is still being processed by the server." }]),
+    );
+    let fake = Fake::with((0..50).map(|i| pod(&format!("web-{i:02}"), "web")))
+        .budgets([stale])
+        .answer("web-00", [unsettled]);
+    let pass = run(&fake).await;
+    assert_eq!(fake.evicted(), ["web-00"]);
+    assert!(blocked(&pass).contains("has not worked out yet"));
+}
+
+#[tokio::test]
 async fn a_pod_that_is_gone_or_is_another_one_by_now_is_no_failure() {
     let fake = Fake::with([pod("gone", "x"), pod("replaced", "x")])
         .answer("replaced", [uid_conflict()])
