@@ -90,9 +90,8 @@ pub async fn own_program(
         return Ok(PathBuf::from(path));
     }
     let profile_dir = profile_dir()?;
-    let mut command = tokio::process::Command::new(
-        std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()),
-    );
+    let mut command =
+        tokio::process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
         .current_dir(workspace_root())
         .args(["build", "--package", package, "--bins", "--target-dir"])
@@ -111,7 +110,10 @@ pub async fn own_program(
     }
     // Set by `cargo run` and `cargo test` for this very package; it would make the other look changed.
     for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(|n| n.starts_with("CARGO_PKG_") || n == "CARGO_MANIFEST_DIR") {
+        if name
+            .to_str()
+            .is_some_and(|n| n.starts_with("CARGO_PKG_") || n == "CARGO_MANIFEST_DIR")
+        {
             command.env_remove(name);
         }
     }

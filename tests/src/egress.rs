@@ -106,7 +106,9 @@ async fn tunnel(mut client: UnixStream, endpoints: &Endpoints) -> std::io::Resul
         match TcpStream::connect(address).await {
             Ok(mut server) => {
                 server.set_nodelay(true)?;
-                client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await?;
+                client
+                    .write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                    .await?;
                 tokio::io::copy_bidirectional(&mut client, &mut server).await?;
                 return Ok(());
             }

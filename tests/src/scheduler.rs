@@ -121,7 +121,9 @@ fn fits(pod: &Pod, node: &Node) -> bool {
     let of_node = node.spec.as_ref();
     let cordoned = of_node.and_then(|s| s.unschedulable).unwrap_or(false);
     let tolerations = spec.tolerations.as_deref().unwrap_or_default();
-    let taints = of_node.and_then(|s| s.taints.as_deref()).unwrap_or_default();
+    let taints = of_node
+        .and_then(|s| s.taints.as_deref())
+        .unwrap_or_default();
     let selected = spec
         .node_selector
         .iter()
@@ -148,7 +150,9 @@ fn tolerates(by: &Toleration, taint: &Taint) -> bool {
     let exists = by.operator.as_deref() == Some("Exists");
     (effect.is_empty() || effect == taint.effect)
         && ((key.is_empty() && exists) || key == taint.key)
-        && (exists || by.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default())
+        && (exists
+            || by.value.as_deref().unwrap_or_default()
+                == taint.value.as_deref().unwrap_or_default())
 }
 
 async fn bind(client: &Client, pod: &Pod, node: &str) -> Result<(), kube::Error> {
@@ -168,9 +172,14 @@ async fn bind(client: &Client, pod: &Pod, node: &str) -> Result<(), kube::Error>
         },
     };
     // The answer is a Status, not a Pod.
-    api.create_subresource::<_, serde_json::Value>("binding", &name, &PostParams::default(), &binding)
-        .await
-        .map(drop)
+    api.create_subresource::<_, serde_json::Value>(
+        "binding",
+        &name,
+        &PostParams::default(),
+        &binding,
+    )
+    .await
+    .map(drop)
 }
 
 #[cfg(test)]
@@ -207,10 +216,16 @@ mod tests {
         ];
         let pods = [pod("a", Some("worker-1")), pod("b", None)];
         let none = HashMap::new();
-        assert_eq!(choose(&pods[1], &nodes, &pods, &none).as_deref(), Some("worker-2"));
+        assert_eq!(
+            choose(&pods[1], &nodes, &pods, &none).as_deref(),
+            Some("worker-2")
+        );
         let bound = HashMap::from([("c".to_owned(), "worker-2".to_owned())]);
         let pods = [pods[0].clone(), pods[1].clone(), pod("c", None)];
-        assert_eq!(choose(&pods[1], &nodes, &pods, &bound).as_deref(), Some("worker-1"));
+        assert_eq!(
+            choose(&pods[1], &nodes, &pods, &bound).as_deref(),
+            Some("worker-1")
+        );
         assert_eq!(choose(&pods[1], &nodes[..2], &pods, &bound), None);
     }
 }

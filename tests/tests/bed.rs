@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::process::Stdio;
 use std::time::Duration;
 
+use ichor_api::TalosMachine;
 use ichor_tests::bed::BedOptions;
 use ichor_tests::kubelet::ENDS;
 use ichor_tests::process::Supervisor;
@@ -13,6 +14,7 @@ use ichor_tests::wait::until;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
 use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client};
 use serde_json::json;
 
@@ -22,7 +24,7 @@ static BED: SharedBed = SharedBed::new(|| BedOptions {
     ..BedOptions::default()
 });
 
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_mins(1);
 
 fn read<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> T {
     serde_json::from_value(value).unwrap()
@@ -37,7 +39,13 @@ fn pods(client: &Client) -> Api<Pod> {
 }
 
 /// Creates `count` pods on `node` with the label `app: <app>` and waits until all are ready.
-async fn run_pods(client: &Client, app: &str, node: &str, count: usize, annotations: BTreeMap<&str, &str>) {
+async fn run_pods(
+    client: &Client,
+    app: &str,
+    node: &str,
+    count: usize,
+    annotations: BTreeMap<&str, &str>,
+) {
     let api = pods(client);
     let creations = (0..count).map(|number| {
         let pod: Pod = read(json!({
@@ -56,22 +64,34 @@ async fn run_pods(client: &Client, app: &str, node: &str, count: usize, annotati
             .await
             .map_err(|e| e.to_string())?;
         let ready = list.iter().filter(|p| is_ready(p)).count();
-        if ready == count { Ok(()) } else { Err(format!("{ready} of {count}")) }
+        if ready == count {
+            Ok(())
+        } else {
+            Err(format!("{ready} of {count}"))
+        }
     })
     .await
     .unwrap();
 }
 
 fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    conditions.clone().any(|c| c.type_ == "Ready" && c.status == "True")
+    let conditions = pod
+        .status
+        .iter()
+        .flat_map(|s| s.conditions.iter().flatten());
+    conditions
+        .clone()
+        .any(|c| c.type_ == "Ready" && c.status == "True")
 }
 
 async fn is_gone(api: &Api<Pod>, name: &str) {
     until(SOON, "the pod to be gone", async || {
         match api.get_opt(name).await {
             Ok(None) => Ok(()),
-            other => Err(format!("{:?}", other.map(|p| p.map(|p| p.metadata.deletion_timestamp)))),
+            other => Err(format!(
+                "{:?}",
+                other.map(|p| p.map(|p| p.metadata.deletion_timestamp))
+            )),
         }
     })
     .await
@@ -97,6 +117,74 @@ fn every_node_is_ready_and_says_what_it_is() {
 }
 
 #[test]
+fn a_node_without_power_is_unknown_and_boots_anew() {
+    BED.run(async |bed| {
+        let api: Api<Node> = Api::all(bed.client("admin").await.unwrap());
+        let boot_id = async || {
+            let node = api.get("cp-3").await.unwrap();
+            node.status.unwrap().node_info.unwrap().boot_id
+        };
+        let before = boot_id().await;
+        assert_eq!(before, bed.node("cp-3").unwrap().now().boot_id);
+        bed.node("cp-3").unwrap().power_off().await;
+        bed.kubelets()
+            .wait_ready("cp-3", "Unknown", SOON)
+            .await
+            .unwrap();
+        bed.node("cp-3").unwrap().power_on().await;
+        bed.kubelets()
+            .wait_ready("cp-3", "True", SOON)
+            .await
+            .unwrap();
+        assert_ne!(boot_id().await, before);
+        // A line that is cut is as bad as no power, and heals.
+        bed.node("cp-3").unwrap().cut();
+        bed.kubelets()
+            .wait_ready("cp-3", "Unknown", SOON)
+            .await
+            .unwrap();
+        bed.node("cp-3").unwrap().heal();
+        bed.kubelets()
+            .wait_ready("cp-3", "True", SOON)
+            .await
+            .unwrap();
+    });
+}
+
+#[test]
+fn the_machines_are_declared_and_the_spare_waits_for_approval() {
+    BED.run(async |bed| {
+        let api: Api<TalosMachine> =
+            Api::namespaced(bed.client("viewer").await.unwrap(), "default");
+        let machines = api.list(&ListParams::default()).await.unwrap();
+        let approved: Vec<_> = machines
+            .iter()
+            .map(|m| (m.metadata.name.as_deref().unwrap(), m.spec.approved))
+            .collect();
+        let expected = [
+            ("cp-1", true),
+            ("cp-2", true),
+            ("cp-3", true),
+            ("cp-4", false),
+            ("worker-1", true),
+        ];
+        assert_eq!(approved, expected);
+        assert!(
+            bed.kubelets()
+                .nodes()
+                .get(&ObjectRef::new("cp-4"))
+                .is_none()
+        );
+        let voters = bed.etcd_members().await.unwrap();
+        assert_eq!(
+            voters.iter().filter(|m| m.started && !m.learner).count(),
+            3,
+            "{voters:?}"
+        );
+    });
+}
+
+#[test]
 fn the_editor_may_edit_ichors_resources_and_no_more() {
     BED.run(async |bed| {
         let may = async |user: &str, args: &[&str]| {
@@ -118,7 +206,13 @@ fn the_editor_may_edit_ichors_resources_and_no_more() {
         for resource in ["secrets", "nodes", "pods", "leases.coordination.k8s.io"] {
             assert!(!may("editor", &["get", resource]).await, "{resource}");
         }
-        assert!(!may("editor", &["update", "talosmachines", "--subresource=status"]).await);
+        assert!(
+            !may(
+                "editor",
+                &["update", "talosmachines", "--subresource=status"]
+            )
+            .await
+        );
     });
 }
 
@@ -132,9 +226,16 @@ fn a_budget_refuses_an_eviction_with_429() {
             "metadata": {"name": "budget"},
             "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "budget"}}},
         }));
-        budgets.create(&PostParams::default(), &budget).await.unwrap();
+        budgets
+            .create(&PostParams::default(), &budget)
+            .await
+            .unwrap();
         until(SOON, "the budget to be computed", async || {
-            let status = budgets.get("budget").await.map_err(|e| e.to_string())?.status;
+            let status = budgets
+                .get("budget")
+                .await
+                .map_err(|e| e.to_string())?
+                .status;
             match status {
                 Some(s) if s.current_healthy == 1 => Ok(()),
                 other => Err(format!("{other:?}")),
@@ -144,7 +245,12 @@ fn a_budget_refuses_an_eviction_with_429() {
         .unwrap();
         let eviction: Eviction = read(json!({"metadata": {"name": "budget-0"}}));
         let answer = pods(&client)
-            .create_subresource::<_, serde_json::Value>("eviction", "budget-0", &PostParams::default(), &eviction)
+            .create_subresource::<_, serde_json::Value>(
+                "eviction",
+                "budget-0",
+                &PostParams::default(),
+                &eviction,
+            )
             .await;
         let Err(kube::Error::Api(status)) = answer else {
             panic!("evicted: {answer:?}");
@@ -162,7 +268,9 @@ fn two_hundred_pods_get_ready_and_deleted_ones_are_finished() {
         run_pods(&client, "many", "worker-1", 200, BTreeMap::new()).await;
         let api = pods(&client);
         // With the grace period of 30 s that every pod has by itself.
-        api.delete("many-7", &DeleteParams::default()).await.unwrap();
+        api.delete("many-7", &DeleteParams::default())
+            .await
+            .unwrap();
         is_gone(&api, "many-7").await;
     });
 }
@@ -171,11 +279,22 @@ fn two_hundred_pods_get_ready_and_deleted_ones_are_finished() {
 fn a_pod_that_never_ends_stays_until_somebody_forces_it() {
     BED.run(async |bed| {
         let client = bed.client("admin").await.unwrap();
-        run_pods(&client, "stays", "worker-1", 2, BTreeMap::from([(ENDS, "never")])).await;
+        run_pods(
+            &client,
+            "stays",
+            "worker-1",
+            2,
+            BTreeMap::from([(ENDS, "never")]),
+        )
+        .await;
         let api = pods(&client);
         run_pods(&client, "ends", "worker-1", 1, BTreeMap::new()).await;
-        api.delete("stays-0", &DeleteParams::default()).await.unwrap();
-        api.delete("ends-0", &DeleteParams::default()).await.unwrap();
+        api.delete("stays-0", &DeleteParams::default())
+            .await
+            .unwrap();
+        api.delete("ends-0", &DeleteParams::default())
+            .await
+            .unwrap();
         is_gone(&api, "ends-0").await;
         let stays = api.get("stays-0").await.unwrap();
         assert!(stays.metadata.deletion_timestamp.is_some());
@@ -213,15 +332,26 @@ fn a_pod_without_a_node_gets_one() {
 fn a_dropped_answer_leaves_the_write_applied() {
     BED.run(async |bed| {
         let _weather = BED.lock().await;
-        let proxied: Api<ConfigMap> = Api::namespaced(bed.proxied_client().await.unwrap(), "default");
+        let proxied: Api<ConfigMap> =
+            Api::namespaced(bed.proxied_client().await.unwrap(), "default");
         let direct: Api<ConfigMap> = Api::namespaced(bed.client("admin").await.unwrap(), "default");
         let matcher = Matcher::parse("POST /configmaps").unwrap();
-        bed.proxy().faults().set(Fault::DropAnswer, matcher, Some(1));
-        let answer = proxied.create(&PostParams::default(), &config_map("dropped")).await;
-        assert!(!matches!(answer, Ok(_) | Err(kube::Error::Api(_))), "there was an answer: {answer:?}");
+        bed.proxy()
+            .faults()
+            .set(Fault::DropAnswer, matcher, Some(1));
+        let answer = proxied
+            .create(&PostParams::default(), &config_map("dropped"))
+            .await;
+        assert!(
+            !matches!(answer, Ok(_) | Err(kube::Error::Api(_))),
+            "there was an answer: {answer:?}"
+        );
         assert!(direct.get_opt("dropped").await.unwrap().is_some());
         // Once was asked for.
-        proxied.create(&PostParams::default(), &config_map("kept")).await.unwrap();
+        proxied
+            .create(&PostParams::default(), &config_map("kept"))
+            .await
+            .unwrap();
     });
 }
 
@@ -229,17 +359,26 @@ fn a_dropped_answer_leaves_the_write_applied() {
 fn a_status_stands_in_for_the_write_or_comes_after_it() {
     BED.run(async |bed| {
         let _weather = BED.lock().await;
-        let proxied: Api<ConfigMap> = Api::namespaced(bed.proxied_client().await.unwrap(), "default");
+        let proxied: Api<ConfigMap> =
+            Api::namespaced(bed.proxied_client().await.unwrap(), "default");
         let direct: Api<ConfigMap> = Api::namespaced(bed.client("admin").await.unwrap(), "default");
         for (name, code, after) in [("before", 409, false), ("after", 504, true)] {
             let fault = Fault::Status { code, after };
-            bed.proxy().faults().set(fault, Matcher::parse("POST").unwrap(), Some(1));
-            let answer = proxied.create(&PostParams::default(), &config_map(name)).await;
+            bed.proxy()
+                .faults()
+                .set(fault, Matcher::parse("POST").unwrap(), Some(1));
+            let answer = proxied
+                .create(&PostParams::default(), &config_map(name))
+                .await;
             let Err(kube::Error::Api(status)) = answer else {
                 panic!("{name}: {answer:?}");
             };
             assert_eq!(status.code, code, "{status:?}");
-            assert_eq!(direct.get_opt(name).await.unwrap().is_some(), after, "{name}");
+            assert_eq!(
+                direct.get_opt(name).await.unwrap().is_some(),
+                after,
+                "{name}"
+            );
         }
     });
 }
@@ -248,13 +387,20 @@ fn a_status_stands_in_for_the_write_or_comes_after_it() {
 fn a_delayed_write_arrives_after_its_sender_has_given_up() {
     BED.run(async |bed| {
         let _weather = BED.lock().await;
-        let proxied: Api<ConfigMap> = Api::namespaced(bed.proxied_client().await.unwrap(), "default");
+        let proxied: Api<ConfigMap> =
+            Api::namespaced(bed.proxied_client().await.unwrap(), "default");
         let direct: Api<ConfigMap> = Api::namespaced(bed.client("admin").await.unwrap(), "default");
         let delay = Fault::Delay(Duration::from_millis(1500));
-        bed.proxy().faults().set(delay, Matcher::parse("POST /configmaps").unwrap(), Some(1));
+        bed.proxy()
+            .faults()
+            .set(delay, Matcher::parse("POST /configmaps").unwrap(), Some(1));
         let (params, late) = (PostParams::default(), config_map("late"));
         let sent = proxied.create(&params, &late);
-        assert!(tokio::time::timeout(Duration::from_millis(500), sent).await.is_err());
+        assert!(
+            tokio::time::timeout(Duration::from_millis(500), sent)
+                .await
+                .is_err()
+        );
         assert!(direct.get_opt("late").await.unwrap().is_none());
         until(SOON, "the late write", async || {
             let found = direct.get_opt("late").await.map_err(|e| e.to_string())?;
@@ -269,7 +415,8 @@ fn a_delayed_write_arrives_after_its_sender_has_given_up() {
 fn an_outage_cuts_watches_and_ends() {
     BED.run(async |bed| {
         let _weather = BED.lock().await;
-        let proxied: Api<ConfigMap> = Api::namespaced(bed.proxied_client().await.unwrap(), "default");
+        let proxied: Api<ConfigMap> =
+            Api::namespaced(bed.proxied_client().await.unwrap(), "default");
         let watch = kube::api::WatchParams::default();
         let events = proxied.watch(&watch, "0").await.unwrap();
         bed.proxy().faults().outage(Duration::from_secs(600));
@@ -285,12 +432,16 @@ fn an_outage_cuts_watches_and_ends() {
 #[test]
 fn the_proxy_counts_what_went_through_it() {
     BED.run(async |bed| {
-        let proxied: Api<ConfigMap> = Api::namespaced(bed.proxied_client().await.unwrap(), "kube-public");
+        let proxied: Api<ConfigMap> =
+            Api::namespaced(bed.proxied_client().await.unwrap(), "kube-public");
         proxied.get_opt("counted").await.unwrap();
         let log = bed.proxy().log().all();
         let path = "/api/v1/namespaces/kube-public/configmaps/counted";
         let seen = log.iter().find(|r| r.path.starts_with(path)).unwrap();
-        assert_eq!((seen.verb.as_str(), seen.resource.as_str(), seen.code), ("get", "configmaps", 404));
+        assert_eq!(
+            (seen.verb.as_str(), seen.resource.as_str(), seen.code),
+            ("get", "configmaps", 404)
+        );
     });
 }
 
@@ -314,12 +465,19 @@ fn a_child_that_an_earlier_bed_left_is_killed() {
         let after = stat.rsplit(')').next().unwrap();
         after.split_whitespace().nth(19).unwrap().to_owned()
     };
-    std::fs::write(pids.join("left.pid"), format!("{} {}\n", left.id(), started(left.id()))).unwrap();
+    std::fs::write(
+        pids.join("left.pid"),
+        format!("{} {}\n", left.id(), started(left.id())),
+    )
+    .unwrap();
     // The number of one that ended long ago, which another process has now.
     std::fs::write(pids.join("other.pid"), format!("{} 1\n", other.id())).unwrap();
     let supervisor = Supervisor::new(state.path(), &[]).unwrap();
     assert!(!left.wait().unwrap().success());
-    assert!(other.try_wait().unwrap().is_none(), "a process that is not ours was killed");
+    assert!(
+        other.try_wait().unwrap().is_none(),
+        "a process that is not ours was killed"
+    );
     other.kill().unwrap();
     other.wait().unwrap();
     let again = Supervisor::new(state.path(), &[]).unwrap_err();

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ichor_agent::failpoint::POINTS;
 use ichor_api::names;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
@@ -175,7 +176,9 @@ impl Agents {
     pub async fn settle(&self, limit: Duration) {
         let settled = until(limit, "the agents to be ready", async || {
             let all = self.status().await;
-            let waiting = all.iter().any(|a| a.state == "Running" && !a.replaced && !a.ready);
+            let waiting = all
+                .iter()
+                .any(|a| a.state == "Running" && !a.replaced && !a.ready);
             if waiting { Err(String::new()) } else { Ok(()) }
         });
         let _ = settled.await;
@@ -263,14 +266,26 @@ impl Agents {
             };
             match api.delete(name, &params).await {
                 Err(kube::Error::Api(status)) if status.is_not_found() => {}
-                Err(error) => return Err(BedError::api(format!("failed to replace pod {name}"), error)),
+                Err(error) => {
+                    return Err(BedError::api(
+                        format!("failed to replace pod {name}"),
+                        error,
+                    ));
+                }
                 Ok(_) => {}
             }
         }
         until(limit, "the new pods to run", async || {
             let all = self.status().await;
-            let new = all.iter().filter(|a| !a.replaced && a.state == "Running").count();
-            if new >= replaced.len() { Ok(()) } else { Err(format!("{new} of {} do", replaced.len())) }
+            let new = all
+                .iter()
+                .filter(|a| !a.replaced && a.state == "Running")
+                .count();
+            if new >= replaced.len() {
+                Ok(())
+            } else {
+                Err(format!("{new} of {} do", replaced.len()))
+            }
         })
         .await?;
         Ok(replaced.len())
@@ -297,6 +312,13 @@ impl Agents {
     /// down until [`start_again`](Self::start_again) or [`start_new_pods`](Self::start_new_pods).
     /// Without `pod`: the one that leads, as far as the election's Lease tells.
     pub async fn failpoint(&self, point: &str, pod: Option<&str>) -> Result<String> {
+        if !POINTS.contains(&point) {
+            return Err(BedError::Unknown {
+                kind: "fail point",
+                name: point.to_owned(),
+                known: POINTS.join(", "),
+            });
+        }
         let leader = match pod {
             Some(pod) => Some(pod.to_owned()),
             None => self.leader().await,
@@ -324,7 +346,10 @@ impl Agents {
             .collect();
         let replicas = self.shared.replicas.lock().await;
         let leads = |r: &&Replica| {
-            !r.replaced && holders.iter().any(|h| h.contains(&r.uid) || h.contains(&r.name))
+            !r.replaced
+                && holders
+                    .iter()
+                    .any(|h| h.contains(&r.uid) || h.contains(&r.name))
         };
         replicas.values().find(leads).map(|r| r.name.clone())
     }
@@ -474,10 +499,13 @@ impl Shared {
             let alive = replicas.values().filter(|r| r.is_running());
             alive.map(|r| (r.uid.clone(), r.http)).collect()
         };
-        let answers = asked.into_iter().map(|(uid, address)| async move {
-            (uid, replica::answers(address, "/readyz").await)
-        });
-        let answers: BTreeMap<_, _> = futures::future::join_all(answers).await.into_iter().collect();
+        let answers = asked
+            .into_iter()
+            .map(|(uid, address)| async move { (uid, replica::answers(address, "/readyz").await) });
+        let answers: BTreeMap<_, _> = futures::future::join_all(answers)
+            .await
+            .into_iter()
+            .collect();
 
         let mut changed = Vec::new();
         let mut serving = Vec::new();
@@ -506,7 +534,13 @@ impl Shared {
         let Some(pod) = api.get_opt(name).await? else {
             return Ok(());
         };
-        crate::kubelet::report(&api, &pod, ready, i32::try_from(restarts).unwrap_or(i32::MAX)).await
+        crate::kubelet::report(
+            &api,
+            &pod,
+            ready,
+            i32::try_from(restarts).unwrap_or(i32::MAX),
+        )
+        .await
     }
 }
 

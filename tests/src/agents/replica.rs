@@ -55,7 +55,10 @@ pub(super) struct Replica {
 
 impl Replica {
     pub fn new(pod: &Pod, node: String) -> Result<Self> {
-        let account = pod.spec.as_ref().and_then(|s| s.service_account_name.clone());
+        let account = pod
+            .spec
+            .as_ref()
+            .and_then(|s| s.service_account_name.clone());
         Ok(Self {
             name: pod.name_any(),
             uid: pod.uid().unwrap_or_default(),
@@ -162,7 +165,11 @@ impl Replica {
             if self.wanted
                 && let Some(point) = &self.failpoint
             {
-                tracing::warn!(pod = self.name, point, "it was set to end there; `agent start` starts it again");
+                tracing::warn!(
+                    pod = self.name,
+                    point,
+                    "it was set to end there; `agent start` starts it again"
+                );
                 self.wanted = false;
             }
             if self.wanted {
@@ -215,8 +222,9 @@ impl Replica {
 pub(super) async fn answers(address: SocketAddr, path: &str) -> bool {
     let ask = async {
         let stream = TcpStream::connect(address).await.ok()?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.ok()?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .ok()?;
         let connection = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(connection));
         let request = http::Request::get(path)
             .header(http::header::HOST, address.to_string())

@@ -87,7 +87,10 @@ impl Bed {
             )));
         }
         let version = TalosVersion::parse(&options.talos).ok_or_else(|| {
-            BedError::Refused(format!("no Talos {}: 1.13 and 1.14 are simulated", options.talos))
+            BedError::Refused(format!(
+                "no Talos {}: 1.13 and 1.14 are simulated",
+                options.talos
+            ))
         })?;
         // Somebody may have chosen one already; both are fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -100,18 +103,15 @@ impl Bed {
 
         // A short folder: the paths of Unix sockets are limited to some 100 bytes.
         let sockets = temporary("ichor-bed-")?;
-        let (state, supervisor) = match &options.state {
-            Some(state) => {
-                fs::create_dir_all(state).map_err(|e| BedError::file(state, e))?;
-                let state = fs::canonicalize(state).map_err(|e| BedError::file(state, e))?;
-                let supervisor = Supervisor::new(&state, &[&sockets])?;
-                (state, supervisor)
-            }
-            None => {
-                let state = temporary("ichor-state-")?;
-                let supervisor = Supervisor::new(&state, &[&sockets, &state])?;
-                (state, supervisor)
-            }
+        let (state, supervisor) = if let Some(state) = &options.state {
+            fs::create_dir_all(state).map_err(|e| BedError::file(state, e))?;
+            let state = fs::canonicalize(state).map_err(|e| BedError::file(state, e))?;
+            let supervisor = Supervisor::new(&state, &[&sockets])?;
+            (state, supervisor)
+        } else {
+            let state = temporary("ichor-state-")?;
+            let supervisor = Supervisor::new(&state, &[&sockets, &state])?;
+            (state, supervisor)
         };
 
         let egress = Egress::start(&sockets.join("egress.sock"))?;
@@ -158,17 +158,14 @@ impl Bed {
             objects::remove_webhooks(&client).await?;
         }
 
-        let kubelets = Arc::new(
-            Kubelets::start(client.clone(), options.kubelet.clone(), is_agent).await?,
-        );
+        let kubelets =
+            Arc::new(Kubelets::start(client.clone(), options.kubelet.clone(), is_agent).await?);
         let placed_aside = options.agent_placement == AgentPlacement::Aside;
         let scheduler = scheduler::start(
             client.clone(),
             kubelets.pods().clone(),
             kubelets.nodes().clone(),
-            Box::new(move |pod| {
-                (placed_aside && is_agent(pod)).then(|| AGENT_NODE.to_owned())
-            }),
+            Box::new(move |pod| (placed_aside && is_agent(pod)).then(|| AGENT_NODE.to_owned())),
         );
 
         let spare_name = format!("cp-{}", options.control_planes + 1);
@@ -254,7 +251,7 @@ impl Bed {
         );
         (self.options.progress)("waiting for the agent to be ready");
         let ready = agents
-            .wait_ready(self.options.agents, Duration::from_secs(60))
+            .wait_ready(self.options.agents, Duration::from_mins(1))
             .await;
         self.agents = Some(agents);
         ready
@@ -282,23 +279,36 @@ impl Bed {
         }
         (self.options.progress)("waiting for the agent to adopt the machines");
         let api: Api<TalosMachine> = Api::namespaced(client.clone(), objects::NAMESPACE);
-        until(Duration::from_secs(120), "the machines to be adopted", async || {
-            let machines = api
-                .list(&ListParams::default())
-                .await
-                .map_err(|e| e.to_string())?;
-            let mut missing = Vec::new();
-            for machine in machines.iter().filter(|m| m.spec.approved) {
-                let conditions = machine.status.iter().flat_map(|s| &s.conditions);
-                let joined = conditions.clone().find(|c| c.type_ == JOINED);
-                match joined {
-                    Some(c) if c.status == ConditionStatus::True => {}
-                    Some(c) => missing.push(format!("{} ({}: {})", machine.name_any(), c.reason, c.message)),
-                    None => missing.push(machine.name_any()),
+        until(
+            Duration::from_mins(2),
+            "the machines to be adopted",
+            async || {
+                let machines = api
+                    .list(&ListParams::default())
+                    .await
+                    .map_err(|e| e.to_string())?;
+                let mut missing = Vec::new();
+                for machine in machines.iter().filter(|m| m.spec.approved) {
+                    let conditions = machine.status.iter().flat_map(|s| &s.conditions);
+                    let joined = conditions.clone().find(|c| c.type_ == JOINED);
+                    match joined {
+                        Some(c) if c.status == ConditionStatus::True => {}
+                        Some(c) => missing.push(format!(
+                            "{} ({}: {})",
+                            machine.name_any(),
+                            c.reason,
+                            c.message
+                        )),
+                        None => missing.push(machine.name_any()),
+                    }
                 }
-            }
-            if missing.is_empty() { Ok(()) } else { Err(format!("not yet: {}", missing.join(", "))) }
-        })
+                if missing.is_empty() {
+                    Ok(())
+                } else {
+                    Err(format!("not yet: {}", missing.join(", ")))
+                }
+            },
+        )
         .await
     }
 

@@ -46,7 +46,8 @@ pub(super) fn follow(
                     Err(error) => {
                         // The API server may be away (its etcd without quorum, say).
                         tracing::debug!(node = state.name, %error, "the kubelet does not come up yet");
-                        let _ = tokio::time::timeout(Duration::from_secs(1), states.changed()).await;
+                        let _ =
+                            tokio::time::timeout(Duration::from_secs(1), states.changed()).await;
                         continue;
                     }
                 }

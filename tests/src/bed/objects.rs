@@ -75,7 +75,10 @@ pub async fn remove_webhooks(client: &Client) -> Result<()> {
     let api: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
     match api.delete("ichor", &DeleteParams::default()).await {
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-        Err(error) => Err(BedError::api("failed to delete the webhook configuration", error)),
+        Err(error) => Err(BedError::api(
+            "failed to delete the webhook configuration",
+            error,
+        )),
         Ok(_) => Ok(()),
     }
 }
@@ -134,7 +137,12 @@ pub async fn create_cluster(client: &Client, count: i32, machines: &[Machine]) -
     create(&clusters, cluster, "TalosCluster").await?;
     let api: Api<TalosMachine> = Api::namespaced(client.clone(), NAMESPACE);
     for machine in machines {
-        create(&api, machine.object(), &format!("TalosMachine {}", machine.name)).await?;
+        create(
+            &api,
+            machine.object(),
+            &format!("TalosMachine {}", machine.name),
+        )
+        .await?;
     }
     Ok(())
 }
@@ -165,7 +173,7 @@ where
     let object: K = serde_json::from_value(object)
         .map_err(|e| BedError::Refused(format!("failed to describe the {what}: {e}")))?;
     let what = format!("the {what} to be created");
-    until(Duration::from_secs(60), &what, async || {
+    until(Duration::from_mins(1), &what, async || {
         match api.create(&PostParams::default(), &object).await {
             Ok(_) => Ok(Ok(())),
             Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(Ok(())),

@@ -168,7 +168,11 @@ impl ControlPlane {
         }
         let api_server = supervisor.spawn("kube-apiserver", command)?;
 
-        let contexts = [Context::new("controller-manager", "system:kube-controller-manager", &url)];
+        let contexts = [Context::new(
+            "controller-manager",
+            "system:kube-controller-manager",
+            &url,
+        )];
         let kubeconfig = write(
             "controller-manager.kubeconfig",
             &users::kubeconfig(&contexts, &users, &authority.pem())?,
@@ -278,7 +282,7 @@ impl ControlPlane {
     async fn wait_controllers(&self, admin: &Client) -> Result<()> {
         use k8s_openapi::api::core::v1::ServiceAccount;
         let accounts: kube::Api<ServiceAccount> = kube::Api::namespaced(admin.clone(), "default");
-        let deadline = Deadline::after(Duration::from_secs(60));
+        let deadline = Deadline::after(Duration::from_mins(1));
         loop {
             self.check()?;
             match accounts.get_opt("default").await {
@@ -339,7 +343,7 @@ fn start_etcd(
 }
 
 async fn wait_ready(admin: &Client, api_server: &Process, etcd: Option<&Process>) -> Result<()> {
-    let deadline = Deadline::after(Duration::from_secs(120));
+    let deadline = Deadline::after(Duration::from_mins(2));
     loop {
         for process in [Some(api_server), etcd].into_iter().flatten() {
             if !process.is_running() {
@@ -353,7 +357,9 @@ async fn wait_ready(admin: &Client, api_server: &Process, etcd: Option<&Process>
             Ok(_) => return Ok(()),
             Err(error) => {
                 let detail = error.to_string();
-                deadline.pause("the API server to be ready", &detail).await?;
+                deadline
+                    .pause("the API server to be ready", &detail)
+                    .await?;
             }
         }
     }

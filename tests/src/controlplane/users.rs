@@ -46,7 +46,11 @@ pub(super) fn token_file(users: &[User]) -> String {
     let mut text = String::new();
     for user in users {
         let groups = user.groups.join(",");
-        let _ = writeln!(text, "{},{},{},\"{groups}\"", user.token, user.name, user.name);
+        let _ = writeln!(
+            text,
+            "{},{},{},\"{groups}\"",
+            user.token, user.name, user.name
+        );
     }
     text
 }

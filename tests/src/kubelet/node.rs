@@ -83,7 +83,8 @@ impl NodeIdentity {
                 "lastHeartbeatTime": now, "lastTransitionTime": now,
             })
         };
-        let room = json!({"cpu": "8", "memory": "16Gi", "pods": "500", "ephemeral-storage": "100Gi"});
+        let room =
+            json!({"cpu": "8", "memory": "16Gi", "pods": "500", "ephemeral-storage": "100Gi"});
         json!({
             "capacity": room,
             "allocatable": room,
@@ -125,7 +126,12 @@ pub(super) async fn register(client: &Client, identity: &NodeIdentity) -> Result
     match api.create(&PostParams::default(), &object).await {
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.is_already_exists() => {}
-        Err(error) => return Err(BedError::api(format!("failed to register Node {name}"), error)),
+        Err(error) => {
+            return Err(BedError::api(
+                format!("failed to register Node {name}"),
+                error,
+            ));
+        }
     }
     say_ready(client, identity)
         .await

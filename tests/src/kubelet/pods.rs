@@ -74,7 +74,12 @@ impl Work {
                 bounded(LIMIT, finish(&api, &name, &uid)).await
             };
             if let Err(error) = result {
-                tracing::debug!(namespace, name, error, "the kubelet stand-in will try again");
+                tracing::debug!(
+                    namespace,
+                    name,
+                    error,
+                    "the kubelet stand-in will try again"
+                );
             }
             work.busy().remove(&key);
         });
@@ -141,10 +146,13 @@ pub(crate) async fn report(
 
 fn status(pod: &Pod, ready: bool, restarts: i32) -> serde_json::Value {
     let now = Timestamp::now();
-    let (word, reason) = if ready { ("True", "") } else { ("False", "ContainersNotReady") };
+    let (word, reason) = if ready {
+        ("True", "")
+    } else {
+        ("False", "ContainersNotReady")
+    };
     let condition = |type_: &str, status: &str, reason: &str| {
-        let mut condition =
-            json!({"type": type_, "status": status, "lastTransitionTime": now});
+        let mut condition = json!({"type": type_, "status": status, "lastTransitionTime": now});
         if !reason.is_empty() {
             condition["reason"] = json!(reason);
         }

@@ -183,7 +183,6 @@ pub enum AgentAction {
     },
 }
 
-
 /// What can be asked of etcd.
 #[derive(Clone, Debug, Subcommand, Serialize, Deserialize)]
 pub enum EtcdAction {
@@ -207,4 +206,4 @@ pub struct Reply {
 }
 
 /// How long a command may take: a node that joins is waited for.
-pub const LIMIT: Duration = Duration::from_secs(180);
+pub const LIMIT: Duration = Duration::from_mins(3);

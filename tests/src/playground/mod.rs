@@ -48,7 +48,8 @@ impl Playground {
     /// commands.
     pub async fn up(options: BedOptions) -> Result<Self> {
         let progress = Arc::clone(&options.progress);
-        let plugin = own_program("kubectl-ichor", &[], "KUBECTL_ICHOR", |line| progress(line)).await?;
+        let plugin =
+            own_program("kubectl-ichor", &[], "KUBECTL_ICHOR", |line| progress(line)).await?;
         let bed = Arc::new(Bed::start(options).await?);
         let path = programs(&bed, &plugin).await?;
         let server = Server::start(Arc::clone(&bed))?;
@@ -140,7 +141,6 @@ pub async fn send(state: &Path, command: &Command) -> Result<Reply> {
         .await
         .map_err(|_| BedError::Refused(format!("no answer after {} s", LIMIT.as_secs())))?
         .map_err(not_there)?;
-    serde_json::from_slice(&answer).map_err(|e| {
-        BedError::Refused(format!("the playground gave no answer; see its log ({e})"))
-    })
+    serde_json::from_slice(&answer)
+        .map_err(|e| BedError::Refused(format!("the playground gave no answer; see its log ({e})")))
 }

@@ -12,7 +12,7 @@ use super::command::{AgentAction, ApiAction, Command, EtcdAction, OutputFormat, 
 use super::table::table;
 
 /// How long an agent that was told to end is waited for.
-const STOP: Duration = Duration::from_secs(60);
+const STOP: Duration = Duration::from_mins(1);
 
 /// How long one that was started is waited for until it is ready.
 const SETTLE: Duration = Duration::from_secs(15);
@@ -74,7 +74,10 @@ async fn agent(bed: &Bed, pod: Option<&str>, action: AgentAction) -> Result<Stri
         AgentAction::Kill => done(agents.kill(pod).await?, "killed"),
         AgentAction::Start { new_pod } => {
             let text = if new_pod {
-                done(agents.start_new_pods(pod, STOP).await?, "started as a new pod")
+                done(
+                    agents.start_new_pods(pod, STOP).await?,
+                    "started as a new pod",
+                )
             } else {
                 done(agents.start_again(pod).await?, "started")
             };
@@ -97,7 +100,11 @@ async fn agent(bed: &Bed, pod: Option<&str>, action: AgentAction) -> Result<Stri
                         .into_iter()
                         .map(|a| {
                             let pid = a.pid.map_or_else(|| "-".to_owned(), |p| p.to_string());
-                            let state = if a.replaced { format!("{}, replaced", a.state) } else { a.state.to_owned() };
+                            let state = if a.replaced {
+                                format!("{}, replaced", a.state)
+                            } else {
+                                a.state.to_owned()
+                            };
                             vec![
                                 a.pod,
                                 a.node,
@@ -111,7 +118,16 @@ async fn agent(bed: &Bed, pod: Option<&str>, action: AgentAction) -> Result<Stri
                         })
                         .collect();
                     table(
-                        &["POD", "NODE", "STATE", "READY", "PID", "RESTARTS", "FAILPOINT", "LAST EXIT"],
+                        &[
+                            "POD",
+                            "NODE",
+                            "STATE",
+                            "READY",
+                            "PID",
+                            "RESTARTS",
+                            "FAILPOINT",
+                            "LAST EXIT",
+                        ],
                         &rows,
                     )
                 }
@@ -159,7 +175,10 @@ async fn members(bed: &Bed, format: OutputFormat) -> Result<String> {
                     ]
                 })
                 .collect();
-            Ok(table(&["ID", "NAME", "STARTED", "LEARNER", "PEER URLS"], &rows))
+            Ok(table(
+                &["ID", "NAME", "STARTED", "LEARNER", "PEER URLS"],
+                &rows,
+            ))
         }
     }
 }

@@ -67,14 +67,20 @@ async fn answer(stream: UnixStream, bed: Arc<Bed>) {
                 ..Reply::default()
             },
             Err(error) => Reply {
-                code: if matches!(error, BedError::Unknown { .. }) { 2 } else { 1 },
+                code: if matches!(error, BedError::Unknown { .. }) {
+                    2
+                } else {
+                    1
+                },
                 err: error.to_string(),
                 ..Reply::default()
             },
         },
         Err(error) => Reply {
             code: 1,
-            err: format!("the playground does not know this command; was it built from the same source? ({error})"),
+            err: format!(
+                "the playground does not know this command; was it built from the same source? ({error})"
+            ),
             ..Reply::default()
         },
     };

@@ -191,10 +191,16 @@ mod tests {
         faults.set(Fault::DropAnswer, matcher, Some(2));
         let path = "/apis/ichor.maesh.dev/v1alpha1/namespaces/default/talosmachines/cp-1/status";
         assert_eq!(faults.take(&Method::GET, path), Plan::default());
-        assert_eq!(faults.take(&Method::PATCH, "/api/v1/nodes/cp-1/status"), Plan::default());
+        assert_eq!(
+            faults.take(&Method::PATCH, "/api/v1/nodes/cp-1/status"),
+            Plan::default()
+        );
         assert!(!faults.spent());
         for _ in 0..2 {
-            assert_eq!(faults.take(&Method::PATCH, path).end, Some(Fault::DropAnswer));
+            assert_eq!(
+                faults.take(&Method::PATCH, path).end,
+                Some(Fault::DropAnswer)
+            );
         }
         assert_eq!(faults.take(&Method::PATCH, path), Plan::default());
         assert!(faults.spent());
@@ -205,7 +211,10 @@ mod tests {
         let faults = Faults::default();
         let any = Matcher::default;
         faults.set(Fault::Delay(Duration::from_millis(5)), any(), None);
-        let status = Fault::Status { code: 409, after: false };
+        let status = Fault::Status {
+            code: 409,
+            after: false,
+        };
         faults.set(status, any(), Some(1));
         faults.set(Fault::DropAnswer, any(), Some(1));
         faults.set(Fault::Delay(Duration::from_millis(7)), any(), None);
@@ -219,10 +228,24 @@ mod tests {
 
     #[test]
     fn a_matcher_names_what_it_cannot_read() {
-        assert!(Matcher::parse("FETCH /api").unwrap_err().to_string().contains("FETCH"));
-        assert!(Matcher::parse("GET (").unwrap_err().to_string().contains("expression"));
+        assert!(
+            Matcher::parse("FETCH /api")
+                .unwrap_err()
+                .to_string()
+                .contains("FETCH")
+        );
+        assert!(
+            Matcher::parse("GET (")
+                .unwrap_err()
+                .to_string()
+                .contains("expression")
+        );
         let any = Matcher::parse("/leases/").unwrap();
         assert!(any.matches(&Method::PUT, "/apis/x/leases/y"));
-        assert!(!Matcher::parse("DELETE").unwrap().matches(&Method::PUT, "/x"));
+        assert!(
+            !Matcher::parse("DELETE")
+                .unwrap()
+                .matches(&Method::PUT, "/x")
+        );
     }
 }

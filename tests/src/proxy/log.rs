@@ -125,7 +125,9 @@ pub(super) fn verb_and_resource(method: &Method, path_and_query: &str) -> (Strin
         _ => &[],
     };
     let rest = match rest {
-        ["namespaces", _, of @ ..] if !of.is_empty() && !matches!(of, ["status" | "finalize"]) => of,
+        ["namespaces", _, of @ ..] if !of.is_empty() && !matches!(of, ["status" | "finalize"]) => {
+            of
+        }
         other => other,
     };
     let (resource, named) = match rest {
@@ -164,13 +166,37 @@ mod tests {
         };
         let table = [
             (Method::GET, "/api/v1/nodes/cp-1", "get nodes"),
-            (Method::GET, "/api/v1/namespaces/default/pods?limit=5", "list pods"),
-            (Method::GET, "/api/v1/pods?fieldSelector=a%3Db&watch=true", "watch pods"),
-            (Method::POST, "/api/v1/namespaces/a/pods/b/eviction", "create pods/eviction"),
+            (
+                Method::GET,
+                "/api/v1/namespaces/default/pods?limit=5",
+                "list pods",
+            ),
+            (
+                Method::GET,
+                "/api/v1/pods?fieldSelector=a%3Db&watch=true",
+                "watch pods",
+            ),
+            (
+                Method::POST,
+                "/api/v1/namespaces/a/pods/b/eviction",
+                "create pods/eviction",
+            ),
             (Method::GET, "/api/v1/namespaces/a", "get namespaces"),
-            (Method::PUT, "/api/v1/namespaces/a/finalize", "update namespaces/finalize"),
-            (Method::DELETE, "/apis/apps/v1/namespaces/a/deployments", "deletecollection deployments"),
-            (Method::PATCH, "/apis/ichor.maesh.dev/v1alpha1/namespaces/a/talosmachines/b/status", "patch talosmachines/status"),
+            (
+                Method::PUT,
+                "/api/v1/namespaces/a/finalize",
+                "update namespaces/finalize",
+            ),
+            (
+                Method::DELETE,
+                "/apis/apps/v1/namespaces/a/deployments",
+                "deletecollection deployments",
+            ),
+            (
+                Method::PATCH,
+                "/apis/ichor.maesh.dev/v1alpha1/namespaces/a/talosmachines/b/status",
+                "patch talosmachines/status",
+            ),
             (Method::GET, "/readyz", "get "),
         ];
         for (method, path, expected) in table {
