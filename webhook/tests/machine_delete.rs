@@ -629,16 +629,22 @@ async fn what_is_admitted_but_will_wait_is_warned_of() {
     );
     let lease = "/apis/coordination.k8s.io/v1/namespaces/default/leases/ichor-demo";
     api.put(lease, json!({"kind": "Lease", "apiVersion": "coordination.k8s.io/v1", "metadata": {"name": "ichor-demo"},
-        "spec": {"holderIdentity": "removal TalosMachine cp-2 uid-cp-2 pod-1", "acquireTime": "2026-01-01T08:15:00.000000Z"}}));
+        "spec": {"holderIdentity": "removal/TalosMachine/cp-2/uid-cp-2@pod-1", "acquireTime": "2026-01-01T08:15:00.000000Z"}}));
     assert_eq!(
         warnings(&delete(&api, EVE, &cp1()).await),
         [
-            "the removal of cp-1 will wait: the lock of cluster demo is held since 08:15:00 UTC by removal TalosMachine cp-2 uid-cp-2 pod-1"
+            "the removal of cp-1 will wait: the lock of cluster demo is held since 08:15:00 UTC by the removal of TalosMachine cp-2"
         ]
     );
+    // Held under an identity that is no operation of ours: told as it stands.
+    api.change(lease, |l| {
+        l["spec"]["holderIdentity"] = json!("somebody/else");
+    });
+    let foreign = warnings(&delete(&api, EVE, &cp1()).await);
+    assert!(foreign[0].ends_with("by somebody/else"), "{foreign:?}");
     // Held by its own removal, given back, or not to be read: nothing to say.
     api.change(lease, |l| {
-        l["spec"]["holderIdentity"] = json!("removal TalosMachine cp-1 uid-cp-1 pod-1");
+        l["spec"]["holderIdentity"] = json!("removal/TalosMachine/cp-1/uid-cp-1@pod-1");
     });
     assert_eq!(
         warnings(&delete(&api, EVE, &cp1()).await),

@@ -191,8 +191,8 @@ async fn lock_warning(
         .ok()??;
     let spec = lease.spec?;
     let holder = spec.holder_identity.filter(|holder| !holder.is_empty())?;
-    let own = machine.metadata.uid.as_deref().unwrap_or_default();
-    if !own.is_empty() && holder.contains(own) {
+    let (holder, held_for) = operation_of(&holder);
+    if held_for.is_some() && held_for == machine.metadata.uid.as_deref() {
         return None;
     }
     let since = spec
@@ -203,6 +203,18 @@ async fn lock_warning(
         name,
         &format!("the lock of cluster {cluster} is held{since} by {holder}"),
     ))
+}
+
+/// A holder identity, `<purpose>/<kind>/<name>/<uid>@<instance>`, for a person, and the
+/// UID of the object that it names; another's identity as it stands.
+fn operation_of(holder: &str) -> (String, Option<&str>) {
+    let operation = holder
+        .rsplit_once('@')
+        .map_or(holder, |(operation, _)| operation);
+    match operation.split('/').collect::<Vec<_>>()[..] {
+        [purpose, kind, name, uid] => (format!("the {purpose} of {kind} {name}"), Some(uid)),
+        _ => (holder.to_owned(), None),
+    }
 }
 
 /// Judges a CREATE (`old` is none) or an UPDATE.
