@@ -1,0 +1,1 @@
+//! What keeps a removal from beginning, at admission and under the lock.
