@@ -6,7 +6,6 @@
 pub const POINTS: &[&str] = &[
     "after-finalizer",
     "after-acquire",
-    "after-check",
     "after-cordon",
     "after-drain",
     "before-forfeit",
