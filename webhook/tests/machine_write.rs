@@ -175,6 +175,7 @@ async fn a_second_control_plane_is_not_approved_where_one_is_declared() {
     );
     let api = single();
     api.remove_machine("cp-1");
+    api.machine(pending.clone());
     assert_allowed(
         "the first one",
         &update(&api, EVE, &pending, &approved).await,

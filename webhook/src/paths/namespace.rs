@@ -43,9 +43,10 @@ pub async fn judge(judge: &Judge, request: &Request) -> Result<Admitted, Refusal
     Err(Refusal::rule(
         NAMESPACE_GUARD,
         format!(
-            "Namespace {name} is guarded and still holds {} TalosMachines ({}): with the Namespace they would go unfinished, neither drained, nor out of etcd, nor wiped. \
+            "Namespace {name} is guarded and still holds {} TalosMachine{} ({}): with the Namespace they would go unfinished, neither drained, nor out of etcd, nor wiped. \
              Delete the TalosCluster or the machines first; to delete the Namespace all the same, take label {} off it",
             held.len(),
+            if held.len() == 1 { "" } else { "s" },
             list(&held),
             names::GUARD_LABEL
         ),
