@@ -237,6 +237,7 @@ impl Context {
 /// Looks at one thing that are further apart than this do not make one wait: something
 /// stood in the way of looking.
 fn watch_gap(settings: &Settings) -> Duration {
+    // A look at a silent machine takes as long as several answers are waited for.
     let looks = settings.observe.max(settings.retry);
-    looks * 4
+    (looks + settings.etcd_deadline) * 4
 }

@@ -729,14 +729,16 @@ async fn checks(
     } else {
         TargetHealth::Healthy
     };
-    let mut checks = vec![
-        deletion::quorum(&counted, &key.name),
-        live_etcd(live, target, declared),
-        deletion::declared_count(&counted, &key.name, declared, health),
-    ];
+    let mut checks = vec![deletion::quorum(&counted, &key.name)];
+    // Before live etcd: nobody can be asked about a member that belongs to no machine, so
+    // that rule would call it unhealthy, and its remedies are not this one's.
     if let LiveEtcd::Listed(members) = live {
         checks.push(member_owners(members, target, duplicates));
     }
+    checks.extend([
+        live_etcd(live, target, declared),
+        deletion::declared_count(&counted, &key.name, declared, health),
+    ]);
     if let Some(duplicate) = duplicate_cluster(cluster) {
         checks.push(duplicate);
     }
