@@ -127,8 +127,8 @@ impl Writes {
                 loop {
                     n += 1;
                     let patch = Patch::Merge(json!({"data": {"n": n.to_string()}}));
-                    let write =
-                        || api.patch("written-all-the-time", &PatchParams::default(), &patch);
+                    let params = PatchParams::default();
+                    let write = || api.patch("written-all-the-time", &params, &patch);
                     // The API server drops what it had under way to the very member that
                     // leaves; a client's second try tells that from a lost quorum.
                     if write().await.is_ok() {
