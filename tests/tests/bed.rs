@@ -1,5 +1,7 @@
 //! The test bed keeps its own promises: what the other tests rely on.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
+
 use std::collections::BTreeMap;
 use std::process::Stdio;
 use std::time::Duration;
@@ -419,7 +421,7 @@ fn an_outage_cuts_watches_and_ends() {
             Api::namespaced(bed.proxied_client().await.unwrap(), "default");
         let watch = kube::api::WatchParams::default();
         let events = proxied.watch(&watch, "0").await.unwrap();
-        bed.proxy().faults().outage(Duration::from_secs(600));
+        bed.proxy().faults().outage(Duration::from_mins(10));
         // The stream ends, where an idle watch would stay open for minutes.
         let drained = futures::StreamExt::count(events);
         tokio::time::timeout(SOON, drained).await.unwrap();

@@ -1,5 +1,7 @@
 //! The program `playground`, as a person or a script uses it.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
+
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -10,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// The first start may build the control plane (11 minutes) and the agent.
-const UP: Duration = Duration::from_secs(30 * 60);
+const UP: Duration = Duration::from_mins(30);
 const SOON: Duration = Duration::from_mins(1);
 
 /// A playground in a process of its own, ended with the test.
@@ -74,8 +76,7 @@ impl Playground {
 
     fn kubectl(&self, args: &[&str]) -> Output {
         Command::new(self.ready["kubectl"].as_str().unwrap())
-            .arg("--kubeconfig")
-            .arg(self.ready["kubeconfig"].as_str().unwrap())
+            .env("KUBECONFIG", self.ready["kubeconfig"].as_str().unwrap())
             .args(args)
             .output()
             .unwrap()

@@ -27,6 +27,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
 
 pub use hands::Ran;
+pub use objects::denied;
 pub use pods::WORK;
 
 /// The bound of a wait whose end is a matter of seconds on an idle machine.

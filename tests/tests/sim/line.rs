@@ -250,3 +250,56 @@ async fn no_etcd_outlives_its_simulation() {
     .await
     .unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_talosconfig_that_cannot_be_used_says_why() {
+    let sim = Sim::start(|options| options.control_planes = 0).await;
+    let (good, now) = (sim.cluster.talosconfig().unwrap(), Timestamp::now());
+    let other = sim.cluster.talosconfig().unwrap();
+    let line = |text: &str, key: &str| {
+        let line = text.lines().find(|line| line.trim_start().starts_with(key));
+        line.unwrap().to_owned()
+    };
+    let with = |key: &str, new: &str| good.replace(&line(&good, key), new);
+
+    assert_eq!(
+        TalosConfig::parse("", now).unwrap_err(),
+        ConfigError::Missing
+    );
+    assert_eq!(
+        TalosConfig::parse("contexts: {}\n", now).unwrap_err(),
+        ConfigError::Missing
+    );
+    let cases = [
+        ("{", "no YAML"),
+        (
+            "context: a\ncontexts:\n  b: {}\n",
+            "\"a\" is not among its contexts",
+        ),
+        ("contexts:\n  a: {}\n  b: {}\n", "several contexts"),
+        ("context: a\ncontexts:\n  a:\n", "\"a\" is empty"),
+        ("context: a\ncontexts:\n  a: {}\n", "no `ca`"),
+        (&with("key:", ""), "no `key`"),
+        (&with("crt:", "        crt: '%%%'"), "`crt` is not base64"),
+        (
+            &with("ca:", "        ca: aGVsbG8="),
+            "`ca` holds no PEM certificate",
+        ),
+        (
+            &with("key:", &line(&other, "key:")),
+            "`crt` and `key` cannot be used together",
+        ),
+    ];
+    for (text, why) in cases {
+        let error = TalosConfig::parse(text, now).unwrap_err();
+        assert!(
+            matches!(&error, ConfigError::Malformed(said) if said.contains(why)),
+            "{why}: {error}"
+        );
+        let secret = line(&good, "key:").trim().len() > 20 && error.to_string().contains("LS0t");
+        assert!(!secret, "{error}");
+    }
+    let config = TalosConfig::parse(&good.replace("context: simulated\n", ""), now).unwrap();
+    assert!(config.key_pem.starts_with("-----BEGIN PRIVATE KEY-----"));
+    assert!(!format!("{config:?}").contains("KEY"), "{config:?}");
+}

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
+mod conformance;
 mod etcd;
 mod line;
 mod removal;
