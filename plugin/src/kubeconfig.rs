@@ -325,3 +325,35 @@ pub fn context_names(flags: &ConnectionFlags, env: &Env) -> Vec<String> {
         .map(|kubeconfig| kubeconfig.contexts.into_iter().map(|c| c.name).collect())
         .unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exec_spared(more: &str) -> bool {
+        let text = format!(
+            "apiVersion: v1\nkind: Config\nusers:\n- name: u\n  user:\n    exec: {{command: plugin}}\n{more}"
+        );
+        let kubeconfig = Kubeconfig::from_yaml(&text).unwrap();
+        let flags = ConnectionFlags {
+            user: Some("u".into()),
+            ..ConnectionFlags::default()
+        };
+        let context: Context = serde_json::from_str(r#"{"cluster": "c"}"#).unwrap();
+        user(&kubeconfig, &flags, &context).unwrap().exec.is_none()
+    }
+
+    #[test]
+    fn whoever_says_who_they_are_otherwise_spares_the_credential_plugin() {
+        assert!(!exec_spared(""));
+        // A certificate without its key says nothing.
+        assert!(!exec_spared("    client-certificate-data: eA==\n"));
+        assert!(exec_spared(
+            "    client-certificate-data: eA==\n    client-key-data: eA==\n"
+        ));
+        assert!(exec_spared(
+            "    client-certificate: /c\n    client-key: /k\n"
+        ));
+        assert!(exec_spared("    tokenFile: /t\n"));
+    }
+}

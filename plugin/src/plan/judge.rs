@@ -295,16 +295,17 @@ fn live(status: &EtcdStatus, cluster: &TalosCluster, facts: &Facts<'_>) -> LiveE
             all: members,
         });
     }
-    let mut endpoints: Vec<(String, String)> = members
-        .iter()
-        .filter_map(|m| match &m.health {
-            Health::Unhealthy(why) => Some((m.listed.to_string(), why.clone())),
-            Health::Healthy => None,
-        })
-        .collect();
-    if endpoints.is_empty() && !status.message.is_empty() {
-        endpoints.push(("the agent".to_owned(), status.message.clone()));
-    }
+    let endpoints = if status.message.is_empty() {
+        members
+            .iter()
+            .filter_map(|m| match &m.health {
+                Health::Unhealthy(why) => Some((m.listed.to_string(), why.clone())),
+                Health::Healthy => None,
+            })
+            .collect()
+    } else {
+        vec![("the agent".to_owned(), status.message.clone())]
+    };
     LiveEtcd::NoList {
         endpoints,
         no_leader_for_long: quorum_lost(status, cluster, facts),
@@ -325,6 +326,8 @@ fn quorum_lost(status: &EtcdStatus, cluster: &TalosCluster, facts: &Facts<'_>) -
             && m.condition(REMOVAL_CONDITION)
                 .is_some_and(|c| c.status == ConditionStatus::False && c.reason == word)
     });
+    // So does the agent begin its word on a list that cannot be had.
+    let said_of_etcd = status.message.starts_with("quorum is lost");
     let voters = status.members.iter().filter(|m| !m.learner).count();
     let long = status
         .members
@@ -336,7 +339,10 @@ fn quorum_lost(status: &EtcdStatus, cluster: &TalosCluster, facts: &Facts<'_>) -
                 .is_some_and(|since| seconds_between(since, facts.clock.now) >= FIVE_MINUTES)
         })
         .count();
-    said_by_cluster || said_by_a_removal || (voters > 0 && voters - long < voters / 2 + 1)
+    said_of_etcd
+        || said_by_cluster
+        || said_by_a_removal
+        || (voters > 0 && voters - long < voters / 2 + 1)
 }
 
 fn live_etcd(seen: &Seen, target: Target<'_>, declared: i32, facts: &Facts<'_>) -> PlanCheck {
@@ -413,8 +419,8 @@ fn lock(facts: &Facts<'_>, cluster: &TalosCluster) -> PlanCheck {
     let reported = cluster.status.as_ref().and_then(|s| s.lock.as_ref());
     let uid = facts.machine.metadata.uid.as_deref().unwrap_or_default();
     let free = || PlanCheck::own(rule, Verdict::Proceed, "the cluster lock is free");
-    let held = |lock: &LockStatus, renewed: String| {
-        if !uid.is_empty() && (lock.holder.contains(uid) || lock.operation.contains(uid)) {
+    let held = |lock: &LockStatus, identity: &str, renewed: String| {
+        if !uid.is_empty() && identity.contains(uid) {
             return PlanCheck::own(
                 rule,
                 Verdict::Proceed,
@@ -433,7 +439,13 @@ fn lock(facts: &Facts<'_>, cluster: &TalosCluster) -> PlanCheck {
     match facts.lock {
         Lock::Reported => match reported {
             Some(lock) if !lock.operation.is_empty() || !lock.holder.is_empty() => {
-                held(lock, ", as the agent reports".to_owned())
+                let own = facts.machine.is_being_deleted()
+                    && lock.operation.ends_with(&format!(
+                        " of TalosMachine {}",
+                        name_of(&facts.machine.metadata)
+                    ));
+                let identity = if own { uid } else { "" };
+                held(lock, identity, ", as the agent reports".to_owned())
             }
             _ => free(),
         },
@@ -453,28 +465,33 @@ fn lock(facts: &Facts<'_>, cluster: &TalosCluster) -> PlanCheck {
                 .map_or_else(String::new, |at| {
                     format!(" (renewed {})", facts.clock.ago(&at))
                 });
-            // The report says it in words; the Lease says whether it still holds.
-            let operation = reported
-                .filter(|r| {
-                    !r.operation.is_empty() && !r.holder.is_empty() && holder.contains(&r.holder)
-                })
-                .map_or_else(|| holder.to_owned(), |r| r.operation.clone());
-            let ours = !uid.is_empty() && holder.contains(uid);
+            let (operation, agent) = spoken(holder);
             held(
                 &LockStatus {
-                    holder: if ours {
-                        holder.to_owned()
-                    } else {
-                        String::new()
-                    },
+                    holder: agent,
                     operation,
                     since: micro(spec.and_then(|s| s.acquire_time.as_ref())),
                     until: None,
                 },
+                holder,
                 renewed,
             )
         }
     }
+}
+
+/// A holder identity in words: who writes it puts `purpose/kind/name/uid@agent`.
+fn spoken(identity: &str) -> (String, String) {
+    let words = identity.rsplit_once('@').and_then(|(operation, agent)| {
+        let parts: Vec<&str> = operation.split('/').collect();
+        match parts.as_slice() {
+            [purpose, kind, name, _uid] => {
+                Some((format!("{purpose} of {kind} {name}"), agent.to_owned()))
+            }
+            _ => None,
+        }
+    });
+    words.unwrap_or_else(|| (identity.to_owned(), String::new()))
 }
 
 /// A removal that is under way already: how it stands.

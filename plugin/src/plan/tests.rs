@@ -286,6 +286,17 @@ fn without_a_leader_it_waits_and_with_quorum_lost_it_is_refused() {
 fn the_agents_own_word_that_quorum_is_lost_is_taken() {
     let mut scene = Scene::of(four());
     scene.etcd().leader = None;
+    scene.etcd().message = "no member list with a leader could be had: 192.0.2.1: silent".into();
+    let plan = scene.plan("cp-1");
+    assert_eq!(verdict(&plan, "live-etcd"), Verdict::Wait);
+    assert!(
+        check(&plan, "live-etcd")
+            .message
+            .contains("192.0.2.1: silent")
+    );
+    scene.etcd().message = "quorum is lost; no member list with a leader could be had".into();
+    assert_eq!(verdict(&scene.plan("cp-1"), "live-etcd"), Verdict::Refuse);
+    scene.etcd().message = String::new();
     let status = scene.cluster().status.as_mut().unwrap();
     set_condition(
         &mut status.conditions,
@@ -361,12 +372,21 @@ fn a_held_lock_is_waited_for_by_name_and_since_when() {
     let check = check(&plan, "lock");
     assert_eq!(check.verdict, Verdict::Wait);
     assert!(
-        check.message.contains("cp-4")
+        check.message.contains("removal of TalosMachine cp-4")
+            && check.message.contains("agent pod-1")
             && check.message.contains("for 90s")
             && check.message.contains("renewed 30s ago"),
         "{}",
         check.message
     );
+    // Somebody unknown holds it all the same.
+    scene.lock = lease("somebody");
+    assert!(
+        super::tests::check(&scene.plan("cp-1"), "lock")
+            .message
+            .contains("held by somebody")
+    );
+    scene.lock = lease("removal/TalosMachine/cp-4/uid-cp-4@pod-1");
     // Its own removal's lock stands in nobody's way.
     assert_eq!(verdict(&scene.plan("cp-4"), "lock"), Verdict::Proceed);
     scene.lock = lease("");
@@ -391,6 +411,8 @@ fn where_the_lease_may_not_be_read_the_agents_report_speaks() {
             .message
             .contains("removal of TalosMachine cp-4")
     );
+    *scene.machine("cp-4") = deleted(control_plane("cp-4"));
+    assert_eq!(verdict(&scene.plan("cp-4"), "lock"), Verdict::Proceed);
 }
 
 #[test]
