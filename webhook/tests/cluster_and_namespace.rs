@@ -158,6 +158,13 @@ async fn control_planes_are_not_closed_to_workloads_with_no_worker_to_take_them(
             &ask(&api, "UPDATE", AGENT, Some(&auto), Some(&no)).await,
         );
     }
+    let (going, closing) = (being_deleted(auto.clone()), being_deleted(no.clone()));
+    let empty = FakeApi::demo();
+    empty.remove_machine("worker-1");
+    assert_allowed(
+        "going away anyway",
+        &ask(&empty, "UPDATE", EVE, Some(&going), Some(&closing)).await,
+    );
     api.fault("/talosmachines", Fault::Status(500));
     assert_refused(
         "unknown",

@@ -132,7 +132,7 @@ fn every_path_is_called_for_what_the_specification_says_and_for_nothing_else() {
 }
 
 #[test]
-fn no_webhook_matches_what_a_cluster_needs_to_come_back_up() {
+fn the_webhook_matches_nothing_that_a_cluster_needs_to_come_back() {
     for webhook in webhooks() {
         let name = webhook["name"].as_str().expect("a name");
         assert!(name.ends_with(".ichor.maesh.dev"), "{name}");

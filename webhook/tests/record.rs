@@ -83,12 +83,20 @@ async fn a_waived_deletion_is_recorded_for_the_agent_and_for_people() {
 }
 
 #[tokio::test]
-async fn a_dry_run_records_nothing() {
+async fn a_dry_run_is_judged_and_leaves_no_event() {
     let (api, worker) = last_worker();
     let judge = patient(&api);
     let mut request = review("DELETE", "talosmachines", OTTO, Some(&worker), None);
     request["request"]["dryRun"] = json!(true);
     assert_allowed("dry", &ask(&judge, MACHINE, &request).await);
+    let mut refused = review("DELETE", "talosmachines", EVE, Some(&worker), None);
+    refused["request"]["dryRun"] = json!(true);
+    assert_refused(
+        "dry",
+        &ask(&judge, MACHINE, &refused).await,
+        403,
+        &["last-worker"],
+    );
     delete_in_store(&api);
     settled(&judge).await;
     assert_eq!(api.under(EVENTS).len(), 0);

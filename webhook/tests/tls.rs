@@ -103,7 +103,7 @@ async fn a_leaf_is_renewed_at_half_its_life_and_verifies_all_the_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_ageing_authority_is_followed_without_a_moment_that_does_not_verify() {
+async fn a_certificate_is_rotated_early_and_both_authorities_are_published() {
     let api = api();
     let mut replicas = [Replica::new(&api, start()), Replica::new(&api, start())];
     for replica in &mut replicas {
