@@ -18,3 +18,7 @@ mod generated {
 pub use generated::cosi::resource as cosi;
 pub use generated::google::rpc;
 pub use generated::{common, machine, specs, storage};
+
+/// The messages and services above as a serialized `FileDescriptorSet`: what the tests hold
+/// against Talos' own.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/talos.fds"));
