@@ -336,6 +336,7 @@ fn etcd_status(
             let mut status = before.cloned().unwrap_or_default();
             for member in &mut status.members {
                 member.healthy = false;
+                member.unhealthy_since.get_or_insert(Time(now));
             }
             status.healthy = 0;
             status.leader = None;
@@ -460,8 +461,12 @@ fn health(
                 facts.credentials.unwrap_or("etcd was not asked").to_owned(),
             );
         }
+        let lost = matches!(
+            facts.observation.map(|o| &o.live),
+            Some(LiveEtcd::NoList { no_leader_for_long: true, .. })
+        );
         return bad(
-            ClusterReason::EtcdUnreachable,
+            if lost { ClusterReason::QuorumLost } else { ClusterReason::EtcdUnreachable },
             status
                 .etcd
                 .as_ref()

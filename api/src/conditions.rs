@@ -199,6 +199,8 @@ words! {
         EtcdUnhealthy,
         /// No member list with a leader could be had.
         EtcdUnreachable,
+        /// No node has reported a leader for five minutes: restore, do not remove.
+        QuorumLost,
         /// The Talos credentials cannot be used.
         CredentialsInvalid,
         /// Teardown with `Reset` would reset the agent's own cluster.
