@@ -162,6 +162,7 @@ async fn case(stage: &Stage, role: Role, point: &str, crossed: Crossed, resumed:
     };
     let agents = stage.bed.agents().unwrap();
     agents.failpoint(point, None).await.unwrap();
+    agents.wait_ready(1, SOON).await.unwrap();
     stage.delete(&target).await;
     until_dead(stage, point).await;
     begin(stage, &target, crossed).await;
@@ -233,11 +234,13 @@ fn killed_at_every_named_point_and_crossed_with_a_fault_another_pod_resumes_to_t
 fn killed_after_the_finalizer_was_set_it_adopts_the_machine() {
     on_stage(&BED, async |stage| {
         stage.join(&stage.spare).await;
-        stage.bed.agents().unwrap().failpoint("after-finalizer", None).await.unwrap();
+        let agents = stage.bed.agents().unwrap();
+        agents.failpoint("after-finalizer", None).await.unwrap();
+        agents.wait_ready(1, SOON).await.unwrap();
         stage.patch(&stage.spare, json!({"spec": {"approved": true}})).await;
         until_dead(stage, "after-finalizer").await;
         assert!(stage.machine(&stage.spare).await.has_finalizer());
-        stage.bed.agents().unwrap().start_again(None).await.unwrap();
+        agents.start_again(None).await.unwrap();
         stage.until_condition(&stage.spare, "Ready", ichor_api::ConditionStatus::True, "Healthy").await;
     });
 }

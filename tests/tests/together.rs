@@ -235,6 +235,7 @@ async fn frozen_before_the_last_check(bed: &Bed) -> bool {
     // The agent dies with the Node drained; what it looks at next is frozen by then.
     let agents = bed.agents().unwrap();
     agents.failpoint("after-drain", None).await.unwrap();
+    agents.wait_ready(1, SOON).await.unwrap();
     assert_eq!(delete_all(&client, &[target]).await, [target]);
     wait::until(SOON, "the agent's death", || async {
         if agents.status().await.iter().all(|a| a.state == "Stopped") { Ok(()) } else { Err("it lives".to_owned()) }
