@@ -9,6 +9,8 @@ pub mod memory;
 pub mod next;
 pub mod perform;
 pub mod send;
+#[cfg(test)]
+mod tests;
 
 pub use gather::Key;
 pub use perform::{Outcome, run};
