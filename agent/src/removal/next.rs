@@ -6,7 +6,7 @@
 use ichor_api::conditions::{RemovalStep, StandstillReason};
 use ichor_api::names;
 use ichor_rules::Verdict;
-use ichor_rules::etcd::{ListedMember, LiveEtcd, Members};
+use ichor_rules::etcd::{ListedMember, LiveEtcd, Members, Target, live_etcd};
 
 use super::facts::{
     Answer, Call, DrainFact, Governing, IntentCall, IntentFacts, NodeFact, Snapshot, TargetFact,
@@ -100,28 +100,30 @@ pub fn next(s: &Snapshot) -> Step {
     if s.governing == Governing::NamespaceTerminating {
         return Step::LetGo(LetGo::NamespaceTerminating);
     }
+    match s.governing {
+        // Whatever was begun: there is nobody to act or to ask for.
+        Governing::Missing | Governing::Replaced { .. } => return without_cluster(s),
+        Governing::TeardownOrphan { may_finish: false } => return Step::LetGo(LetGo::Orphaned),
+        _ => {}
+    }
     // An unsettled call comes before every rule: its outcome decides what is true.
     if let Some(intent) = &s.intent {
         return settle(s, intent);
     }
-    match &s.governing {
-        Governing::TeardownOrphan { may_finish } if !(past_leave(s) && *may_finish) => {
+    match s.governing {
+        Governing::TeardownOrphan { .. } if !past_leave(s) => {
             return Step::LetGo(LetGo::Orphaned);
         }
-        Governing::Missing | Governing::Replaced { .. } if !past_leave(s) => {
-            return without_cluster(s);
-        }
-        Governing::TeardownReset { turn } => {
-            if !turn {
-                return Step::Wait {
-                    step: RemovalStep::Lock,
-                    message: "the cluster is being torn down; workers are reset first".into(),
-                };
-            }
+        // Without the lock, which the workers need.
+        Governing::TeardownReset { turn: false } => {
+            return stand(
+                StandstillReason::Yielded,
+                "the cluster is being torn down and its workers are reset first; this goes on by itself then",
+            );
         }
         _ => {}
     }
-    let teardown = matches!(s.governing, Governing::TeardownReset { .. });
+    let teardown = is_teardown(s);
     if !past_leave(s)
         && !teardown
         && let Some(step) = taken_back_or_held(s)
@@ -145,16 +147,10 @@ pub fn next(s: &Snapshot) -> Step {
             ),
         );
     }
-    if let Some(other) = &s.hardware_shared_with {
-        return stand(
-            StandstillReason::IdentityMismatch,
-            format!(
-                "TalosMachine {other} has the same hardware UUID: nothing irreversible is done to either. Correct the address of the one that is wrong"
-            ),
-        );
+    if let Some(step) = shared_hardware(s) {
+        return step;
     }
-    if !teardown
-        && !past_leave(s)
+    if !past_leave(s)
         && let Some(step) = identity(s)
     {
         return step;
@@ -172,19 +168,35 @@ pub fn next(s: &Snapshot) -> Step {
     {
         return stand(StandstillReason::DrainFailed, message.clone());
     }
-    if !s.lock_held {
-        return Step::AcquireLock;
+    let step = if teardown {
+        reset(s)
+    } else if !s.machine.did(RemovalStep::Drain) {
+        drain(s)
+    } else if s.machine.is_control_plane() && !s.machine.did(RemovalStep::LeaveEtcd) {
+        leave(s)
+    } else {
+        reset(s)
+    };
+    // Only what would go on takes the lock.
+    match step {
+        Step::Stand { .. } => step,
+        _ if !s.lock_held => Step::AcquireLock,
+        _ => step,
     }
-    if teardown {
-        return reset(s);
-    }
-    if !s.machine.did(RemovalStep::Drain) {
-        return drain(s);
-    }
-    if s.machine.is_control_plane() && !s.machine.did(RemovalStep::LeaveEtcd) {
-        return leave(s);
-    }
-    reset(s)
+}
+
+fn is_teardown(s: &Snapshot) -> bool {
+    matches!(s.governing, Governing::TeardownReset { .. })
+}
+
+fn shared_hardware(s: &Snapshot) -> Option<Step> {
+    let other = s.hardware_shared_with.as_ref()?;
+    Some(stand(
+        StandstillReason::IdentityMismatch,
+        format!(
+            "TalosMachine {other} has the same hardware UUID: nothing irreversible is done to either. Correct spec.address of the one that is wrong"
+        ),
+    ))
 }
 
 /// Whether the machine is out of etcd (workers: whether its reset has begun): from here
@@ -257,21 +269,21 @@ fn never_identified(s: &Snapshot) -> Step {
     if !s.machine.is_control_plane() {
         return Step::LetGo(LetGo::NeverSeen);
     }
-    match listed_members(s) {
-        Err(step) => step,
-        Ok(members) => match own_member(s, members) {
-            None => Step::LetGo(LetGo::NeverSeen),
-            Some(_) if !s.lock_held => match refused(s) {
-                Some(step) => step,
-                None => Step::AcquireLock,
-            },
-            Some(member) => match refused(s) {
-                Some(step) => step,
-                None => Step::Send(Call::RemoveMember {
-                    member_id: member.id,
-                }),
-            },
-        },
+    let members = match listed_members(s) {
+        Ok(members) => members,
+        Err(step) => return step,
+    };
+    let Some(member) =
+        own_member(s, members).filter(|member| owned_by_another(s, members, member).is_none())
+    else {
+        return Step::LetGo(LetGo::NeverSeen);
+    };
+    match refused(s) {
+        Some(step) => step,
+        None if !s.lock_held => Step::AcquireLock,
+        None => Step::Send(Call::RemoveMember {
+            member_id: member.id,
+        }),
     }
 }
 
@@ -289,11 +301,8 @@ fn identity(s: &Snapshot) -> Option<Step> {
                     ),
                 ));
             }
-            if recorded
-                .node_id
-                .as_ref()
-                .is_some_and(|id| *id != answer.node_id)
-            {
+            // In a teardown nothing can be taken back: the reset says what to do then.
+            if !same_node(s, answer) && !is_teardown(s) {
                 return Some(stand(
                     StandstillReason::IdentityMismatch,
                     format!(
@@ -309,9 +318,10 @@ fn identity(s: &Snapshot) -> Option<Step> {
                 return Some(stand(
                     StandstillReason::RoleMismatch,
                     format!(
-                        "Talos reports machine type {}, spec.role is {}. Take the removal back and create the TalosMachine with the right role",
+                        "Talos reports machine type {}, spec.role is {}. Take the removal back (kubectl ichor remove {} --cancel) and create the TalosMachine with the right role",
                         answer.machine_type,
-                        s.machine.role.as_str()
+                        s.machine.role.as_str(),
+                        s.machine.name
                     ),
                 ));
             }
@@ -333,6 +343,32 @@ fn identity(s: &Snapshot) -> Option<Step> {
         }
         TargetFact::Silent { .. } | TargetFact::Credentials { .. } => None,
     }
+}
+
+/// Whether the recorded installation of Talos answers.
+fn same_node(s: &Snapshot, answer: &Answer) -> bool {
+    let recorded = s.machine.identity.node_id.as_ref();
+    recorded.is_none_or(|id| *id == answer.node_id)
+}
+
+/// Whether the recorded box answers.
+fn same_box(s: &Snapshot, answer: &Answer) -> bool {
+    s.machine.identity.hardware_uuid.as_deref() == Some(answer.hardware_uuid.as_str())
+}
+
+fn another_box(s: &Snapshot, uuid: Option<&str>) -> Step {
+    stand(
+        StandstillReason::IdentityMismatch,
+        format!(
+            "another box answers at the address: hardware UUID {}, recorded is {}. Correct spec.address",
+            uuid.unwrap_or("unknown"),
+            s.machine
+                .identity
+                .hardware_uuid
+                .as_deref()
+                .unwrap_or("none")
+        ),
+    )
 }
 
 fn role_matches(s: &Snapshot, answer: &Answer) -> bool {
@@ -365,7 +401,7 @@ fn drain(s: &Snapshot) -> Step {
                 return stand(
                     StandstillReason::Yielded,
                     format!(
-                        "the drain is blocked, and {waiter} is more urgent: this makes way and starts again afterwards. {message}"
+                        "the drain is blocked, and {waiter} is more urgent: this makes way and starts again by itself afterwards. {message}"
                     ),
                 );
             }
@@ -373,7 +409,7 @@ fn drain(s: &Snapshot) -> Step {
         DrainFact::TimedOut { .. } | DrainFact::Open => {}
     }
     match &s.node {
-        NodeFact::Unknown { why } if !s.dead => stand(StandstillReason::NodeUnknown, why.clone()),
+        NodeFact::Unknown { why } => stand(StandstillReason::NodeUnknown, why.clone()),
         NodeFact::Missing { name } if !s.dead => match &s.target {
             TargetFact::Answers(answer) if answer.node_name.as_deref() == Some(name.as_str()) => {
                 Step::Drain
@@ -395,9 +431,9 @@ fn listed_members(s: &Snapshot) -> Result<&Members, Step> {
     match &s.etcd {
         Some(LiveEtcd::Listed(members)) => Ok(members),
         Some(no_list @ LiveEtcd::NoList { .. }) => {
-            let check = ichor_rules::etcd::live_etcd(
+            let check = live_etcd(
                 no_list,
-                ichor_rules::etcd::Target {
+                Target {
                     machine: &s.machine.name,
                     member_id: None,
                     unhealthy_long: false,
@@ -411,26 +447,71 @@ fn listed_members(s: &Snapshot) -> Result<&Members, Step> {
         }
         None => Err(stand(
             StandstillReason::EtcdUnreachable,
-            "etcd was not asked in this pass",
+            "etcd could not be asked, since the Talos credentials cannot be used. \
+             Put a valid talosconfig into the Secret that spec.talos.credentialsSecretRef names",
         )),
     }
 }
 
 /// The listed member that is the target's: by recorded ID, name or peer address.
 fn own_member<'m>(s: &Snapshot, members: &'m Members) -> Option<&'m ListedMember> {
-    let recorded = s.machine.member_id();
-    members
+    let by_id = s.machine.member_id().and_then(|id| members.by_id(id));
+    let mut alike = members
         .all
         .iter()
-        .map(|m| &m.listed)
-        .find(|m| Some(m.id) == recorded)
-        .or_else(|| {
-            members
-                .all
-                .iter()
-                .map(|m| &m.listed)
-                .find(|m| looks_like_target(s, m))
-        })
+        .filter(|m| looks_like_target(s, &m.listed));
+    by_id.or_else(|| alike.next()).map(|m| &m.listed)
+}
+
+/// Another machine to which `member` belongs by its recorded ID.
+fn owned_by_another<'m>(
+    s: &Snapshot,
+    members: &'m Members,
+    member: &ListedMember,
+) -> Option<&'m str> {
+    let owner = members.by_id(member.id)?.machine.as_deref()?;
+    (owner != s.machine.name).then_some(owner)
+}
+
+/// What a listed member is that has the target's name or peer address, but not the ID
+/// that it had: the target joined again where the recorded box and node say so (spec
+/// section 5, step 4), else one that is not touched.
+fn joined_again(s: &Snapshot, members: &Members, member: &ListedMember) -> Step {
+    let owner = owned_by_another(s, members, member);
+    let its_box = match &s.target {
+        TargetFact::Answers(answer) => {
+            same_box(s, answer)
+                && same_node(s, answer)
+                && answer.member_id.is_none_or(|id| id == member.id)
+        }
+        // Wiped, so its node ID is gone; the member is what it left behind.
+        TargetFact::Maintenance { hardware_uuid } => {
+            hardware_uuid.is_some() && *hardware_uuid == s.machine.identity.hardware_uuid
+        }
+        TargetFact::Silent { .. } | TargetFact::Credentials { .. } => false,
+    };
+    if its_box && owner.is_none() {
+        return Step::RejoinedAs {
+            member_id: member.id,
+        };
+    }
+    stand(
+        StandstillReason::IdentityMismatch,
+        format!(
+            "etcd lists {member} with this machine's name or address, but its recorded member ID is {}{}: which box it is cannot be told. \
+             If it is this machine's, assign it with annotation {}: \"{}\"; else give that member another name and address",
+            s.machine
+                .identity
+                .etcd_member_id
+                .as_deref()
+                .unwrap_or("none"),
+            owner
+                .map(|owner| format!(", and it belongs to TalosMachine {owner}"))
+                .unwrap_or_default(),
+            names::ETCD_MEMBER_ID,
+            names::format_etcd_id(member.id)
+        ),
+    )
 }
 
 /// Whether a member has the target's recorded name or one of its peer addresses.
@@ -460,28 +541,7 @@ fn leave(s: &Snapshot) -> Step {
     };
     let recorded = s.machine.member_id();
     if Some(member.id) != recorded {
-        // Name or address, but another ID: the target joined again, or somebody else has its name.
-        return match &s.target {
-            TargetFact::Answers(answer)
-                if answer.member_id == Some(member.id) || answer.member_id.is_none() =>
-            {
-                Step::RejoinedAs {
-                    member_id: member.id,
-                }
-            }
-            _ => stand(
-                StandstillReason::IdentityMismatch,
-                format!(
-                    "etcd lists {member} with this machine's name or address, but its recorded member ID is {}: which one is meant cannot be told. Assign it with annotation {}",
-                    s.machine
-                        .identity
-                        .etcd_member_id
-                        .as_deref()
-                        .unwrap_or("none"),
-                    names::ETCD_MEMBER_ID
-                ),
-            ),
-        };
+        return joined_again(s, members, member);
     }
     let by_id = Step::Send(Call::RemoveMember {
         member_id: member.id,
@@ -512,12 +572,14 @@ fn leave(s: &Snapshot) -> Step {
         _ => stand(
             StandstillReason::IdentityMismatch,
             format!(
-                "etcd lists the recorded member ID as {member}, which is neither the recorded name ({}) nor a recorded peer address: it is not removed",
+                "etcd lists the recorded member ID as {member}, which is neither the recorded name ({}) nor a recorded peer address: it is not removed. \
+                 Take the removal back (kubectl ichor remove {} --cancel) and let the machine be looked at again",
                 s.machine
                     .identity
                     .etcd_member_name
                     .as_deref()
-                    .unwrap_or("none")
+                    .unwrap_or("none"),
+                s.machine.name
             ),
         ),
     }
@@ -531,16 +593,25 @@ fn boot_id(s: &Snapshot) -> Option<String> {
 }
 
 fn reset(s: &Snapshot) -> Step {
-    let teardown = matches!(s.governing, Governing::TeardownReset { .. });
+    let teardown = is_teardown(s);
     let recorded = s.machine.identity.hardware_uuid.as_deref();
+    if let TargetFact::Answers(answer) = &s.target
+        && same_box(s, answer)
+        && !same_node(s, answer)
+    {
+        return configured_again(s, answer);
+    }
     // A member of the target, whatever its role, sends it back to the checks.
     if !teardown
         && let Some(LiveEtcd::Listed(members)) = &s.etcd
         && let Some(member) = own_member(s, members)
     {
-        return Step::RejoinedAs {
-            member_id: member.id,
-        };
+        if Some(member.id) == s.machine.member_id() {
+            return Step::RejoinedAs {
+                member_id: member.id,
+            };
+        }
+        return joined_again(s, members, member);
     }
     match &s.target {
         TargetFact::Maintenance { hardware_uuid } if hardware_uuid.as_deref() == recorded => {
@@ -549,13 +620,11 @@ fn reset(s: &Snapshot) -> Step {
                 not_wiped: false,
             }
         }
-        TargetFact::Maintenance { .. } | TargetFact::Credentials { .. } => {
-            gone_or_waiting(s, "another box in maintenance mode answers at the address")
-        }
-        TargetFact::Silent { why } => gone_or_waiting(s, why),
+        TargetFact::Maintenance { hardware_uuid } => another_box(s, hardware_uuid.as_deref()),
+        TargetFact::Credentials { why } | TargetFact::Silent { why } => gone_or_waiting(s, why),
         TargetFact::Answers(answer) => {
-            if Some(answer.hardware_uuid.as_str()) != recorded {
-                return gone_or_waiting(s, "another machine answers at the address");
+            if !same_box(s, answer) {
+                return another_box(s, Some(&answer.hardware_uuid));
             }
             if !teardown && s.machine.is_control_plane() {
                 if s.etcd
@@ -564,7 +633,8 @@ fn reset(s: &Snapshot) -> Step {
                 {
                     return match listed_members(s) {
                         Err(step) => step,
-                        Ok(_) => stand(StandstillReason::EtcdUnreachable, "etcd was not asked"),
+                        // Not reached: there is no list.
+                        Ok(_) => Step::AcquireLock,
                     };
                 }
                 let rebooted = s
@@ -575,14 +645,14 @@ fn reset(s: &Snapshot) -> Step {
                 if rebooted && !etcd_cannot_start(answer) {
                     return stand(
                         StandstillReason::Rejoining,
-                        "the box rebooted after it left etcd, so Talos is about to join it again; when it is listed it leaves again, then the removal goes on",
+                        "the box rebooted after it left etcd, so Talos is about to join it again; when it is listed it leaves again, then the removal goes on by itself",
                     );
                 }
             }
             if answer.partitions.is_empty() {
                 return stand(
                     StandstillReason::NodeUnreachable,
-                    "the machine does not report its partitions, so a reset could not name what to wipe",
+                    "the machine does not report its partitions, so a reset could not name what to wipe. See what it says (talosctl get volumestatus); this goes on by itself when it reports them",
                 );
             }
             Step::Send(Call::Reset {
@@ -603,7 +673,7 @@ fn gone_or_waiting(s: &Snapshot, why: &str) -> Step {
         return stand(
             StandstillReason::NodeUnreachable,
             format!(
-                "the machine is to be wiped, but does not answer ({why}). Power it on, repair its Talos API, or power it off for good"
+                "the machine is to be wiped, but does not answer ({why}). Power it on or repair its Talos API: this goes on by itself then. Or power it off for good"
             ),
         );
     }
@@ -635,9 +705,14 @@ fn settle(s: &Snapshot, intent: &IntentFacts) -> Step {
     match intent.call {
         IntentCall::Leave => settle_leave(s, intent),
         IntentCall::Reset => settle_reset(s, intent),
+        // The removal has taken it over; what it did changes nothing for it.
+        IntentCall::Other if intent.settle_due && !intent.sender_may_live => Step::WithdrawIntent {
+            leave_by_id: s.machine.leave_by_id,
+            why: "another operation's call has had its deadline and the settling time".into(),
+        },
         IntentCall::Other => stand(
             StandstillReason::OutcomeUnknown,
-            "another operation's call to this machine is not settled yet",
+            "another operation's call to this machine is not settled yet; this goes on by itself when its deadline and the settling time have passed",
         ),
     }
 }
@@ -645,6 +720,13 @@ fn settle(s: &Snapshot, intent: &IntentFacts) -> Step {
 fn settle_leave(s: &Snapshot, intent: &IntentFacts) -> Step {
     let members = match listed_members(s) {
         Ok(members) => members,
+        // Its etcd goes with the cluster and may never list anybody again.
+        Err(_) if is_teardown(s) && intent.settle_due => {
+            return Step::WithdrawIntent {
+                leave_by_id: true,
+                why: "the cluster is being torn down and its etcd lists nobody".into(),
+            };
+        }
         Err(step) => return step,
     };
     let id = intent.member_id.or_else(|| s.machine.member_id());
@@ -652,28 +734,14 @@ fn settle_leave(s: &Snapshot, intent: &IntentFacts) -> Step {
     if !listed {
         // Gone by ID. A member of its name or address is the target joined again.
         if let Some(member) = own_member(s, members) {
-            return match &s.target {
-                TargetFact::Answers(answer)
-                    if answer.member_id.is_none() || answer.member_id == Some(member.id) =>
-                {
-                    Step::RejoinedAs {
-                        member_id: member.id,
-                    }
-                }
-                _ => stand(
-                    StandstillReason::IdentityMismatch,
-                    format!(
-                        "the member left, but etcd lists {member} with its name or address, and the machine does not answer to say whether that is itself"
-                    ),
-                ),
-            };
+            return joined_again(s, members, member);
         }
         return Step::LeaveConfirmed {
             boot_id: intent.boot_id.clone().or_else(|| boot_id(s)),
         };
     }
     let new_boot = match &s.target {
-        TargetFact::Answers(answer) => intent
+        TargetFact::Answers(answer) if same_box(s, answer) => intent
             .boot_id
             .as_ref()
             .is_some_and(|boot| *boot != answer.boot_id),
@@ -696,7 +764,7 @@ fn settle_leave(s: &Snapshot, intent: &IntentFacts) -> Step {
     }
     stand(
         StandstillReason::OutcomeUnknown,
-        "the leave was sent and its answer is not known; the member is still listed. Nothing else is begun until it is gone, or its deadline and the settling time have passed",
+        "the leave was sent and its answer is not known; the member is still listed. Nothing else is begun until it is gone, or its deadline and the settling time have passed: this goes on by itself then",
     )
 }
 
@@ -709,15 +777,19 @@ fn settle_reset(s: &Snapshot, intent: &IntentFacts) -> Step {
                 not_wiped: false,
             }
         }
-        TargetFact::Answers(answer) if Some(answer.hardware_uuid.as_str()) == recorded => {
-            settle_answering(s, intent, answer)
-        }
+        TargetFact::Answers(answer) if same_box(s, answer) => settle_answering(s, intent, answer),
         TargetFact::Credentials { why } | TargetFact::Silent { why } => {
             settle_silent(s, intent, why)
         }
-        TargetFact::Maintenance { .. } | TargetFact::Answers(_) => {
-            settle_silent(s, intent, "another box answers at the address")
+        // Its own box does not answer here, so consent counts.
+        TargetFact::Maintenance { .. } | TargetFact::Answers(_) if s.machine.consent.skip_reset => {
+            Step::Wiped {
+                confirmed: false,
+                not_wiped: true,
+            }
         }
+        TargetFact::Maintenance { hardware_uuid } => another_box(s, hardware_uuid.as_deref()),
+        TargetFact::Answers(answer) => another_box(s, Some(&answer.hardware_uuid)),
     }
 }
 
@@ -725,29 +797,7 @@ fn settle_answering(s: &Snapshot, intent: &IntentFacts, answer: &Answer) -> Step
     let same_node = intent.node_id.as_deref() == Some(answer.node_id.as_str());
     let same_boot = intent.boot_id.as_deref() == Some(answer.boot_id.as_str());
     if !same_node {
-        let listed = match &s.etcd {
-            Some(LiveEtcd::Listed(members)) => own_member(s, members).map(ToString::to_string),
-            _ => None,
-        };
-        if s.machine.consent.accept_rejoin && listed.is_none() && s.etcd_told() {
-            return Step::Wiped {
-                confirmed: false,
-                not_wiped: false,
-            };
-        }
-        return stand(
-            StandstillReason::Rejoined,
-            format!(
-                "the box was wiped and configured again into this cluster (Talos node ID {}){}. Reset it by hand so that it is found in maintenance mode, \
-                 or, while etcd lists no member of it, finish the removal and leave the node to a new TalosMachine: kubectl annotate tm {} {}=true",
-                answer.node_id,
-                listed
-                    .map(|m| format!(", and etcd lists {m}"))
-                    .unwrap_or_default(),
-                s.machine.name,
-                names::ACCEPT_REJOIN
-            ),
-        );
+        return configured_again(s, answer);
     }
     if !same_boot {
         return Step::WithdrawIntent {
@@ -773,8 +823,52 @@ fn settle_answering(s: &Snapshot, intent: &IntentFacts, answer: &Answer) -> Step
     }
     Step::Wait {
         step: RemovalStep::Confirm,
-        message: format!("the reset was sent; the box is at stage {}", answer.stage),
+        message: format!(
+            "the reset was sent; the box is at stage {}{}",
+            answer.stage,
+            skip_reset_ignored(s)
+        ),
     }
+}
+
+/// Said while the recorded box answers: consent to leave it un-wiped is for boxes that do not.
+fn skip_reset_ignored(s: &Snapshot) -> String {
+    if s.machine.consent.skip_reset {
+        format!(
+            ". Annotation {} is ignored while the box answers",
+            names::SKIP_RESET
+        )
+    } else {
+        String::new()
+    }
+}
+
+/// The recorded box answers our credentials with another node ID (spec section 5, step 6).
+fn configured_again(s: &Snapshot, answer: &Answer) -> Step {
+    let listed = match &s.etcd {
+        Some(LiveEtcd::Listed(members)) => own_member(s, members).map(ToString::to_string),
+        _ => None,
+    };
+    if s.machine.consent.accept_rejoin && listed.is_none() && (s.etcd_told() || is_teardown(s)) {
+        return Step::Wiped {
+            confirmed: false,
+            not_wiped: false,
+        };
+    }
+    stand(
+        StandstillReason::Rejoined,
+        format!(
+            "the box was wiped and configured again into this cluster (Talos node ID {}){}. Reset it by hand so that it is found in maintenance mode, \
+             or, while etcd lists no member of it, finish the removal and leave the node to a new TalosMachine: kubectl annotate tm {} {}=true{}",
+            answer.node_id,
+            listed
+                .map(|m| format!(", and etcd lists {m}"))
+                .unwrap_or_default(),
+            s.machine.name,
+            names::ACCEPT_REJOIN,
+            skip_reset_ignored(s)
+        ),
+    )
 }
 
 fn settle_silent(s: &Snapshot, intent: &IntentFacts, why: &str) -> Step {
@@ -818,26 +912,42 @@ fn finish(s: &Snapshot) -> Step {
             Governing::TeardownReset { .. } | Governing::TeardownOrphan { .. }
         )
     {
-        match &s.etcd {
-            Some(LiveEtcd::Listed(members)) => {
-                if let Some(member) = own_member(s, members) {
-                    if !s.lock_held {
-                        return Step::AcquireLock;
-                    }
-                    return Step::Send(Call::RemoveMember {
-                        member_id: member.id,
-                    });
-                }
-            }
-            _ => {
-                return match listed_members(s) {
-                    Err(step) => step,
-                    Ok(_) => Step::Finish,
-                };
-            }
+        let (members, etcd) = match (listed_members(s), &s.etcd) {
+            (Ok(members), Some(etcd)) => (members, etcd),
+            (Err(step), _) => return step,
+            (Ok(_), None) => return Step::Finish,
+        };
+        if let Some(member) = own_member(s, members)
+            && owned_by_another(s, members, member).is_none()
+        {
+            return last_leave(s, etcd, member.id);
         }
     }
     Step::Finish
+}
+
+/// Removes a member that the target made after its leave; it votes, so etcd is asked.
+fn last_leave(s: &Snapshot, etcd: &LiveEtcd, member_id: u64) -> Step {
+    if let Some(step) = shared_hardware(s) {
+        return step;
+    }
+    let target = Target {
+        machine: &s.machine.name,
+        member_id: Some(member_id),
+        unhealthy_long: false,
+    };
+    // The declared count was met when the machine first left.
+    let check = live_etcd(etcd, target, 0);
+    if !check.passes() {
+        return stand(
+            check.reason.unwrap_or(StandstillReason::EtcdUnhealthy),
+            check.to_string(),
+        );
+    }
+    if !s.lock_held {
+        return Step::AcquireLock;
+    }
+    Step::Send(Call::RemoveMember { member_id })
 }
 
 impl Snapshot {
