@@ -135,3 +135,21 @@ async fn read_head(client: &mut UnixStream) -> std::io::Result<String> {
     }
     Ok(String::from_utf8_lossy(&head).into_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_take_turns_and_an_unknown_service_has_none() {
+        let endpoints = Endpoints::default();
+        let [one, two]: [SocketAddr; 2] =
+            [1, 2].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        endpoints.set("10.96.0.7:443", vec![one, two]);
+        let firsts: Vec<_> = (0..4).map(|_| endpoints.next("10.96.0.7:443")[0]).collect();
+        assert_eq!(firsts, [one, two, one, two]);
+        // The other one is tried where the first does not answer.
+        assert_eq!(endpoints.next("10.96.0.7:443").len(), 2);
+        assert!(endpoints.next("10.96.0.8:443").is_empty());
+    }
+}

@@ -376,7 +376,7 @@ impl Bed {
         .await
     }
 
-    /// kubectl with this bed's kubeconfig and the plugin on its path, the arguments to follow.
+    /// kubectl with this bed's kubeconfig, the arguments to follow.
     pub fn kubectl(&self) -> std::process::Command {
         let mut command = std::process::Command::new(self.plane.kubectl());
         command.env("KUBECONFIG", &self.kubeconfig);

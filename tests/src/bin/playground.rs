@@ -1,6 +1,6 @@
 //! The test bed for people: a whole cluster on loopback, and a hand on its weather.
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -112,6 +112,7 @@ async fn main() -> ExitCode {
     });
     tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
     match cli.what {
