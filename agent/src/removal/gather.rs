@@ -140,7 +140,8 @@ pub async fn gather(
         governing,
         Governing::NamespaceTerminating | Governing::Missing | Governing::Replaced { .. }
     ) && (facts.is_control_plane() || after_drain)
-        && !facts.consent.cancel;
+        // A cancellation asks nobody, unless it comes too late.
+        && (!facts.consent.cancel || irreversible(&machine, &facts));
     let (target, observation) = tokio::join!(
         async {
             if talked_to {
@@ -296,6 +297,13 @@ pub async fn gather(
         config,
         kubernetes: kubernetes.ok(),
     })
+}
+
+/// Whether something that cannot be taken back was sent or is about to be.
+fn irreversible(machine: &TalosMachine, facts: &MachineFacts) -> bool {
+    facts.did(RemovalStep::LeaveEtcd)
+        || facts.did(RemovalStep::Reset)
+        || machine.status.as_ref().is_some_and(|s| s.intent.is_some())
 }
 
 /// Whether members of this cluster's etcd were ever recorded.
