@@ -152,6 +152,10 @@ pub enum BootstrapFrom {
 impl TalosClient {
     /// Sends one call under a permit: once, and with the deadline told to the node too, so that
     /// Talos stops trying at that time even where this process is no more.
+    ///
+    /// A read goes before it. So the connection stands when the permit's time is checked for the
+    /// last time, the call itself leaves at once, and a node that cannot be reached is found out
+    /// before anything was sent.
     async fn once<T, Q, F>(
         &self,
         permit: Permit<'_>,
@@ -166,6 +170,7 @@ impl TalosClient {
         let label = self.label(method);
         let mut request = Request::new(message);
         request.set_timeout(deadline);
+        self.version().await?;
         let sending = permit
             .begin()
             .map_err(|stale| CallError::PermitStale(stale.to_string()))?;

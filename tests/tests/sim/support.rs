@@ -8,8 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use ichor_lock::testing::MemoryStore;
 use ichor_lock::{
-    BootClock, DisruptiveLock, Durations, LockManager, Operation, Permit, UnsettledIntent, View,
-    ViewError,
+    BootClock, DisruptiveLock, Durations, LeaseStore, LockManager, Operation, Permit,
+    UnsettledIntent, View, ViewError,
 };
 use ichor_talos::proto::machine::machine_service_client::MachineServiceClient;
 use ichor_talos::{MemberId, Partitions, Stage, TalosClient, TalosConfig};
@@ -147,6 +147,7 @@ impl Sim {
 /// Permits without a cluster around them.
 pub struct Gate {
     pub lock: DisruptiveLock,
+    pub store: Arc<MemoryStore>,
 }
 
 struct Calm;
@@ -177,12 +178,18 @@ impl Gate {
             uid: "1".to_owned(),
             purpose: "removal".to_owned(),
         };
-        let manager = LockManager::new("test", Arc::new(BootClock), Durations::default());
+        // Looks after its Lease often, so that a loss is noticed at once.
+        let durations = Durations {
+            renew: Duration::from_millis(300),
+            ..Durations::default()
+        };
+        let manager = LockManager::new("test", Arc::new(BootClock), durations);
         let store = Arc::new(MemoryStore::new());
-        let lock = ichor_lock::acquire_disruptive(&manager, store, &Calm, &operation, true)
+        let lease: Arc<dyn LeaseStore> = store.clone();
+        let lock = ichor_lock::acquire_disruptive(&manager, lease, &Calm, &operation, true)
             .await
             .unwrap();
-        Self { lock }
+        Self { lock, store }
     }
 
     pub async fn permit(&mut self) -> Permit<'_> {
