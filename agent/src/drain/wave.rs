@@ -16,8 +16,8 @@ use ichor_rules::drain::{Forecast, forecast, is_ready};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Client;
-use tokio::sync::Semaphore;
-use tokio::time::Instant;
+use tokio::sync::{Mutex, Semaphore};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::DrainLimits;
 use super::evict::{Answer, evict};
@@ -89,19 +89,17 @@ pub(super) async fn send(
             }
         }
     }
-    let room = Semaphore::new(limits.in_flight.max(1));
-    let until = Instant::now() + limits.begin_within;
-    let groups = std::iter::once(free).chain(budgeted.into_values());
+    let wave = Wave {
+        held,
+        client,
+        grace_period_seconds,
+        limits,
+        room: Semaphore::new(limits.in_flight.max(1)),
+        until: Instant::now() + limits.begin_within,
+    };
     let mut sending = Vec::new();
-    for group in groups {
-        sending.push(group.send(
-            held,
-            client,
-            grace_period_seconds,
-            &room,
-            until,
-            limits.evict,
-        ));
+    for group in std::iter::once(free).chain(budgeted.into_values()) {
+        sending.push(group.send(&wave));
     }
     let answers = join_all(sending).await;
     for (index, answer) in answers.into_iter().flatten() {
@@ -125,30 +123,38 @@ impl<'p> Group<'p> {
         self.limit = self.limit.max(limit);
     }
 
-    async fn send(
-        self,
-        held: Held<'_>,
-        client: &Client,
-        grace_period_seconds: Option<i64>,
-        room: &Semaphore,
-        until: Instant,
-        limit: Duration,
-    ) -> Vec<(usize, Sent)> {
+    async fn send(self, wave: &Wave<'_>) -> Vec<(usize, Sent)> {
         let refusal = OnceLock::new();
         let (refusal, shared) = (&refusal, self.shared);
+        let pace = shared.then(|| {
+            // An interval of nothing is none.
+            let mut pace = interval(wave.limits.pace.max(Duration::from_micros(1)));
+            pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            Mutex::new(pace)
+        });
+        let pace = pace.as_ref();
         // Futures made in a loop: a closure over borrowed pods is not general enough for a
         // task that may move between threads.
         let mut evictions = Vec::with_capacity(self.pods.len());
         for (index, pod) in self.pods {
             evictions.push(async move {
-                let _room = room.acquire().await;
-                if let Some(text) = refusal.get().filter(|_| shared) {
-                    return (index, Sent::SameBudget(String::clone(text)));
+                let needless = || match refusal.get() {
+                    Some(text) if shared => Some(Sent::SameBudget(String::clone(text))),
+                    _ if !wave.may_begin() => Some(Sent::NotYet),
+                    _ => None,
+                };
+                // Asked before the wait for its turn, and after it.
+                if let Some(sent) = needless() {
+                    return (index, sent);
                 }
-                if Instant::now() >= until || !held() {
-                    return (index, Sent::NotYet);
+                if let Some(pace) = pace {
+                    pace.lock().await.tick().await;
                 }
-                let answer = evict(client, pod, grace_period_seconds, limit).await;
+                let _room = wave.room.acquire().await;
+                if let Some(sent) = needless() {
+                    return (index, sent);
+                }
+                let answer = wave.evict(pod).await;
                 if let Answer::Budget { text, settled } = &answer {
                     // "Not worked out yet" is the budget's own word only for a ready pod; an
                     // unready one is told so too if it changed just now.
@@ -163,5 +169,26 @@ impl<'p> Group<'p> {
             .buffer_unordered(self.limit)
             .collect()
             .await
+    }
+}
+
+/// What all groups of one wave share.
+struct Wave<'a> {
+    held: Held<'a>,
+    client: &'a Client,
+    grace_period_seconds: Option<i64>,
+    limits: &'a DrainLimits,
+    room: Semaphore,
+    until: Instant,
+}
+
+impl Wave<'_> {
+    fn may_begin(&self) -> bool {
+        Instant::now() < self.until && (self.held)()
+    }
+
+    async fn evict(&self, pod: &Pod) -> Answer {
+        let grace = self.grace_period_seconds;
+        evict(self.client, pod, grace, self.limits.evict).await
     }
 }

@@ -23,13 +23,32 @@ fn now() -> Timestamp {
 }
 
 /// What a test changes of a request.
-#[derive(Default)]
 struct Ask {
     options: DrainOptions,
     dead: bool,
     previous: Option<DrainStatus>,
     elapsed: Duration,
     limits: DrainLimits,
+}
+
+impl Default for Ask {
+    fn default() -> Self {
+        Self {
+            options: DrainOptions::default(),
+            dead: false,
+            previous: None,
+            elapsed: Duration::ZERO,
+            limits: limits(),
+        }
+    }
+}
+
+/// The defaults, in no hurry to spread anything out.
+fn limits() -> DrainLimits {
+    DrainLimits {
+        pace: Duration::ZERO,
+        ..DrainLimits::default()
+    }
 }
 
 impl Ask {
