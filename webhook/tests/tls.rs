@@ -189,6 +189,13 @@ async fn no_successor_takes_over_while_it_cannot_be_published() {
     api.heal();
     verifies(&api, &replica.certificates, replica.now()).expect("the old bundle still verifies");
     replica.pass().await.expect("published");
+    // While it could not be seen to stand, nobody can say that it did: the overlap counts anew.
+    api.fault("validatingwebhookconfigurations", Fault::Status(403));
+    overlap().await;
+    replica.pass().await.expect_err("not to be seen");
+    api.heal();
+    replica.pass().await.expect("published again");
+    assert_eq!(api.get(SECRET).expect("secret")["data"]["ca.crt"], old);
     overlap().await;
     replica.pass().await.expect("promoted");
     assert_ne!(api.get(SECRET).expect("secret")["data"]["ca.crt"], old);
