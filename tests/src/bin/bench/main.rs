@@ -1,7 +1,10 @@
 //! How fast, and at what cost: Ichor against what an administrator has without it, on the
 //! same machine in the same run. Prints a table; only the ratios carry over to another one.
 
+mod command;
 mod drain;
+mod removal;
+mod status;
 mod table;
 
 use std::process::ExitCode;
@@ -22,6 +25,20 @@ enum What {
     All,
     /// Emptying a node of many ready pods, against `kubectl drain`.
     Drain(drain::Options),
+    /// The cluster at a glance, against `kubectl get` of the same objects.
+    Status,
+    /// A removal's own time and API calls.
+    Removal,
+    /// The agent with 500 machines and nothing to do.
+    Idle,
+}
+
+async fn all() -> ichor_tests::Result<Vec<table::Row>> {
+    let mut rows = drain::run(&drain::Options::default()).await?;
+    rows.extend(status::run().await?);
+    rows.extend(removal::run().await?);
+    rows.extend(removal::idle().await?);
+    Ok(rows)
 }
 
 #[tokio::main]
@@ -31,8 +48,11 @@ async fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .init();
     let rows = match Cli::parse().what {
-        What::All => drain::run(&drain::Options::default()).await,
+        What::All => all().await,
         What::Drain(options) => drain::run(&options).await,
+        What::Status => status::run().await,
+        What::Removal => removal::run().await,
+        What::Idle => removal::idle().await,
     };
     match rows {
         Ok(rows) => {
