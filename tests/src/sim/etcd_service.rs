@@ -45,6 +45,10 @@ impl State {
     }
 }
 
+/// What a control plane says while there is no etcd to join.
+const AWAITS: &str = "etcd is waiting to join the cluster, if this node is the first node in the \
+     cluster, please run `talosctl bootstrap`";
+
 /// How an etcd without data gets some.
 #[derive(Clone, Debug)]
 pub(super) enum Start {
@@ -52,7 +56,7 @@ pub(super) enum Start {
     New(Vec<(String, String)>),
     /// As a learner of the cluster that is there.
     Join,
-    /// Not before somebody calls Bootstrap.
+    /// As a learner too, once somebody has called Bootstrap on another node.
     Await,
 }
 
@@ -283,8 +287,11 @@ impl EtcdService {
                 members: members.clone(),
                 existing: false,
             }),
-            Start::Await => Err("etcd is waiting to join the cluster, if this node is the first node in the cluster, please run `talosctl bootstrap`".to_owned()),
-            Start::Join => self.join(node).await.map_err(|error| format!("joining: {error}")),
+            Start::Await => self.join(node).await.map_err(|_| AWAITS.to_owned()),
+            Start::Join => self
+                .join(node)
+                .await
+                .map_err(|error| format!("joining: {error}")),
         }
     }
 

@@ -64,6 +64,9 @@ pub enum Fault {
     AnswerLate,
     /// It is carried out this much later, whether or not the caller still waits.
     ActLate(Duration),
+    /// It is not carried out, and answered in etcd's words when it loses connections:
+    /// `etcdserver: unhealthy cluster`.
+    UnhealthyCluster,
 }
 
 /// A sequence under way.

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ichor_talos::CallError;
+use ichor_talos::irreversible::BootstrapFrom;
 use ichor_tests::wait::until;
 
 use crate::support::{CALL, SOON, Sim};
@@ -95,4 +97,36 @@ async fn a_learner_stays_one_until_it_is_promoted() {
     spare.hold_learner(false);
     joining.await.unwrap().unwrap();
     sim.until_voters(2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_waits_for_a_bootstrap_and_the_others_join_the_one_that_had_it() {
+    let mut sim = Sim::start(|options| {
+        options.control_planes = 2;
+        options.bootstrapped = false;
+    })
+    .await;
+    let client = sim.client("cp-1");
+    until(SOON, "cp-1 to wait", async || {
+        match client.service("etcd").await {
+            Ok(Some(etcd)) if etcd.message.contains("bootstrap") => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await
+    .unwrap();
+    assert!(client.etcd_members(false).await.is_err());
+    client
+        .bootstrap(sim.gate.permit().await, BootstrapFrom::Nothing, CALL)
+        .await
+        .unwrap();
+    sim.until_voters(2).await;
+    let again = client
+        .bootstrap(sim.gate.permit().await, BootstrapFrom::Nothing, CALL)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(&again, CallError::Refused { code, .. } if *code == tonic::Code::AlreadyExists),
+        "{again:?}"
+    );
 }

@@ -3,7 +3,7 @@
 use futures::StreamExt as _;
 use ichor_talos::proto::common::Data;
 use ichor_talos::proto::machine::machine_service_server::MachineService;
-#[expect(
+#[allow(
     clippy::wildcard_imports,
     reason = "the service's trait names nearly all of them"
 )]

@@ -157,10 +157,12 @@ impl Apid {
             if let Some(Fault::ActLate(by)) = fault {
                 sleep(by).await;
             }
-            let result = if allowed {
-                act(caller).await
-            } else {
+            let result = if !allowed {
                 Err(Status::permission_denied("not authorized"))
+            } else if fault == Some(Fault::UnhealthyCluster) {
+                Err(Status::unknown("etcdserver: unhealthy cluster"))
+            } else {
+                act(caller).await
             };
             if let Some(open) = open {
                 open.answered(result.as_ref().err().map_or(Code::Ok, Status::code));
