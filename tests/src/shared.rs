@@ -50,9 +50,27 @@ impl SharedBed {
         self.runtime.block_on(body)
     }
 
-    /// Held by a test while it changes what others would notice.
-    pub async fn lock(&'static self) -> tokio::sync::MutexGuard<'static, ()> {
-        self.weather.lock().await
+    /// Held by a test while it changes the weather at the API server, which others would
+    /// notice. It is fair again when the test ends, however it ends.
+    pub async fn lock(&'static self) -> Weather {
+        Weather {
+            _alone: self.weather.lock().await,
+            bed: &self.bed,
+        }
+    }
+}
+
+/// The right to change the weather of a [`SharedBed`].
+pub struct Weather {
+    _alone: tokio::sync::MutexGuard<'static, ()>,
+    bed: &'static OnceCell<Bed>,
+}
+
+impl Drop for Weather {
+    fn drop(&mut self) {
+        if let Some(bed) = self.bed.get() {
+            bed.proxy().faults().clear();
+        }
     }
 }
 
