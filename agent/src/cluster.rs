@@ -17,6 +17,7 @@ use ichor_rules::count::counts_as_approved;
 use ichor_rules::etcd::{Health, LiveEtcd, Members};
 use ichor_rules::transition::transitioning;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
@@ -204,12 +205,13 @@ fn fill(status: &mut TalosClusterStatus, facts: &Facts<'_>) {
     leftovers(status, facts, now);
 
     let members = facts.observation.and_then(Observation::members);
-    let (transition, reason, message) = match transitioning(control_planes.len(), members) {
+    let stable = crate::view::stable_count(facts.machines);
+    let (transition, reason, message) = match transitioning(stable, members) {
         Some((reason, message)) => (ConditionStatus::True, reason, message),
         None => (
             ConditionStatus::False,
             TransitioningReason::StableControlPlaneCount,
-            format!("{} control planes are approved", control_planes.len()),
+            format!("{stable} control planes are approved"),
         ),
     };
     set_condition(
@@ -410,9 +412,10 @@ fn leftovers(status: &mut TalosClusterStatus, facts: &Facts<'_>, now: Timestamp)
     };
     let gone =
         |uuid: &str| forgotten == Some(uuid) || adopted.contains(uuid) || in_maintenance(uuid);
-    status
-        .abandoned
-        .retain(|a| !a.hardware_uuid.as_deref().is_some_and(gone));
+    status.abandoned.retain(|a| {
+        let known = a.hardware_uuid.as_deref().is_some_and(gone);
+        !known && forgotten != Some(a.uid.as_str())
+    });
     status.not_wiped.retain(|n| !gone(&n.hardware_uuid));
     for entry in &mut status.not_wiped {
         let answers = facts
@@ -657,69 +660,61 @@ async fn sweep(
             .map(|v| (*v).to_owned())
     };
     let name = holder.operation.name.clone();
-    let node = detail("node").or_else(|| Some(name.clone()));
+    let uid = holder.operation.uid.clone();
+    let node = detail("node").unwrap_or_else(|| name.clone());
     let at = step.as_ref().map_or("Drain", |(step, _)| *step).to_owned();
-    let (cordoned, found_uid) =
-        cordoned_by(ctx, cluster, node.as_deref(), &holder.operation.uid).await;
+    let (cordoned, found_uuid) = cordoned_by(ctx, cluster, &node, &uid).await;
+    let hardware_uuid = detail("hardware").or(found_uuid);
     let message = format!(
-        "the removal of {name} was broken off at {at}: its finalizer was taken off by force. {}. See whether etcd still lists it and whether it was wiped; {}",
-        if cordoned {
-            format!(
-                "Its Node {} is still cordoned",
-                node.clone().unwrap_or_default()
-            )
-        } else {
-            "Its Node is not cordoned by it".to_owned()
+        "the removal of {name} was broken off at {at}: its finalizer was taken off by force. {}. \
+         See whether etcd still lists it and whether it was wiped; when that is done: kubectl annotate tcl {} {}={} --overwrite",
+        match &cordoned {
+            Some(node) => format!("Its Node {node} is still cordoned"),
+            None => "Its Node is not cordoned by it".to_owned(),
         },
-        match detail("hardware").or(found_uid.clone()) {
-            Some(uuid) => format!(
-                "when that is done: kubectl annotate tcl {} {}={uuid} --overwrite",
-                cluster.metadata.name.as_deref().unwrap_or_default(),
-                names::FORGET
-            ),
-            None => "its hardware UUID was not recorded".to_owned(),
-        }
+        cluster.metadata.name.as_deref().unwrap_or_default(),
+        names::FORGET,
+        // A box that never said which it is goes by its object's UID.
+        hardware_uuid.as_ref().unwrap_or(&uid),
     );
     vec![AbandonedRemoval {
         machine: name,
-        uid: holder.operation.uid.clone(),
-        node: if cordoned { node } else { None },
-        hardware_uuid: detail("hardware").or(found_uid),
+        uid,
+        node: cordoned,
+        hardware_uuid,
         step: at,
         since: Some(Time(Timestamp::now())),
         message,
     }]
 }
 
-/// Whether Node `name` carries the operation's cordon, and its hardware UUID.
+/// The Node that carries the operation's cordon, whatever its name, and the hardware UUID
+/// of that one, else of the Node `name`.
 async fn cordoned_by(
     ctx: &Context,
     cluster: &TalosCluster,
-    name: Option<&str>,
+    name: &str,
     operation_uid: &str,
-) -> (bool, Option<String>) {
-    let (Some(name), Ok(client)) = (name, ctx.credentials.kubernetes(cluster).await) else {
-        return (false, None);
+) -> (Option<String>, Option<String>) {
+    let Ok(client) = ctx.credentials.kubernetes(cluster).await else {
+        return (None, None);
     };
     let reader = ichor_rules::DirectReader::new(client);
-    let Ok(Some(node)) = reader
-        .get_cluster::<k8s_openapi::api::core::v1::Node>(name)
-        .await
-    else {
-        return (false, None);
+    let nodes: Vec<Node> = reader.list_all().await.unwrap_or_default();
+    let is_cordoned = |node: &&Node| {
+        let marks = node.metadata.annotations.as_ref();
+        marks
+            .and_then(|a| a.get(names::CORDONED_BY))
+            .is_some_and(|by| by == operation_uid)
     };
-    let cordoned = node
-        .metadata
-        .annotations
-        .as_ref()
-        .and_then(|a| a.get(names::CORDONED_BY))
-        .is_some_and(|by| by == operation_uid);
-    let uuid = node
-        .status
-        .and_then(|s| s.node_info)
-        .map(|i| i.system_uuid.to_lowercase())
-        .filter(|u| !u.is_empty());
-    (cordoned, uuid)
+    let cordoned = nodes.iter().find(is_cordoned);
+    let named = || nodes.iter().find(|n| n.metadata.name.as_deref() == Some(name));
+    let uuid = cordoned
+        .or_else(named)
+        .and_then(|node| node.status.as_ref()?.node_info.as_ref())
+        .map(|info| info.system_uuid.to_lowercase())
+        .filter(|uuid| !uuid.is_empty());
+    (cordoned.and_then(|node| node.metadata.name.clone()), uuid)
 }
 
 async fn clear_vanished(

@@ -6,12 +6,22 @@ use ichor_api::names::parse_etcd_id;
 use ichor_api::{TalosCluster, TalosMachine};
 use ichor_lock::Operation;
 use ichor_lock::{UnsettledIntent, View, ViewError};
-use ichor_rules::count::counts_as_approved;
+use ichor_rules::count::{counts_as_approved, leave_confirmed};
 use ichor_rules::transition::transitioning;
 
 use crate::context::Context;
 use crate::etcd;
 use crate::removal::gather::{Key, ever_listed};
+
+/// The control planes by which a cluster is stable or between two sizes: the approved
+/// ones, but for those that are out of etcd and only wait to be wiped. A box that never
+/// comes back would hold up every worker otherwise.
+pub fn stable_count(machines: &[TalosMachine]) -> usize {
+    machines
+        .iter()
+        .filter(|m| counts_as_approved(m) && !leave_confirmed(m))
+        .count()
+}
 
 /// The view of one cluster.
 pub struct ClusterView<'c> {
@@ -70,7 +80,7 @@ impl View for ClusterView<'_> {
             .await
             .map_err(|e| ViewError(e.to_string()))?
             .ok_or_else(|| ViewError(format!("there is no TalosCluster {}", self.cluster)))?;
-        let approved = machines.iter().filter(|m| counts_as_approved(m)).count();
+        let approved = stable_count(&machines);
         let config = self
             .ctx
             .credentials

@@ -691,12 +691,10 @@ async fn checks(
                 .as_ref()
                 .and_then(|s| s.removal.as_ref())
                 .is_some_and(|r| r.last_worker_waived_by.is_some());
-        return vec![workers::last_worker(
-            machines,
-            machine,
-            cluster.spec.schedulable,
-            waived,
-        )];
+        let last = workers::last_worker(machines, machine, cluster.spec.schedulable, waived);
+        return std::iter::once(last)
+            .chain(duplicate_cluster(cluster))
+            .collect();
     }
     let no_list = LiveEtcd::NoList {
         endpoints: vec![("Talos".into(), "the credentials cannot be used".into())],
@@ -747,9 +745,7 @@ async fn checks(
         live_etcd(live, target, declared),
         deletion::declared_count(&counted, &key.name, declared, health),
     ]);
-    if let Some(duplicate) = duplicate_cluster(cluster) {
-        checks.push(duplicate);
-    }
+    checks.extend(duplicate_cluster(cluster));
     checks
 }
 

@@ -502,7 +502,10 @@ fn leftover_lines(group: &Group<'_>, clock: Clock) -> Vec<String> {
                     &entry.step
                 },
                 clock.lasting(entry.since.as_ref()),
-                forget(group.name, entry.hardware_uuid.as_deref())
+                forget(
+                    group.name,
+                    entry.hardware_uuid.as_deref().or(Some(&entry.uid))
+                )
             ));
         }
     }
