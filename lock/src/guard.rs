@@ -287,7 +287,8 @@ impl DisruptiveLock {
         self.end(protocol::hand_over).await
     }
 
-    /// Writes the last word on this hold.
+    /// Writes the last word on this hold, lost or not: a frozen holder that was not overtaken need
+    /// not let others wait, and one that was is refused by the resourceVersion.
     async fn end(
         self,
         ending: fn(&LeaseRecord, &Tenure, &str, &Durations) -> LeaseWrite,
@@ -297,13 +298,6 @@ impl DisruptiveLock {
         // A renewal under way ends first; none begins after.
         let mut record = hold.record.lock().await;
         self.renewer.abort();
-        if hold.lost().is_some() {
-            // A frozen holder may find the Lease still its own, and then need not let others wait.
-            match store_call::get(store, limit).await? {
-                Some(seen) => *record = seen,
-                None => return Ok(()),
-            }
-        }
         let mut last = LeaseError::Conflict;
         for _ in 0..TRIES {
             if let Err(lost) = protocol::still_held(Some(&record), &hold.tenure) {

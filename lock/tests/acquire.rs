@@ -10,7 +10,8 @@ use std::time::Duration;
 use common::{Agent, held_by, pass, permit, removal, secs};
 use ichor_lock::testing::{Asked, Fault, MemoryStore, ScriptedView};
 use ichor_lock::{
-    AcquireError, Durations, LeaseError, LeaseStore, UnsettledIntent, ViewError, acquire_disruptive,
+    AcquireError, Durations, LeaseError, LeaseStore, Operation, UnsettledIntent, View, ViewError,
+    acquire_disruptive,
 };
 
 fn unsettled(operation: &str) -> UnsettledIntent {
@@ -498,8 +499,12 @@ async fn a_store_that_refuses_or_cannot_be_read_says_so_and_leaves_nothing_held(
         AcquireError::Store(LeaseError::Other("forbidden".into()))
     );
     store.fail_read(Fault::Hangs);
+    let operation = removal("cp-1");
+    let silent = tokio::time::timeout(secs(11), agent.acquire(&operation))
+        .await
+        .expect("an end to the wait");
     assert!(matches!(
-        agent.acquire(&removal("cp-1")).await,
+        silent,
         Err(AcquireError::Store(LeaseError::Other(_)))
     ));
     // Written, the answer lost, and the read after it failed too.
@@ -533,4 +538,43 @@ async fn an_acquisition_that_is_dropped_half_way_blocks_nobody_in_this_process()
         true,
     );
     let _taken = again.await.unwrap();
+}
+
+/// While it is asked, somebody takes the Lease.
+struct Robbed(MemoryStore);
+
+#[async_trait::async_trait]
+impl View for Robbed {
+    async fn transitioning(&self) -> Result<Option<String>, ViewError> {
+        Ok(None)
+    }
+    async fn unsettled_intents(
+        &self,
+        _: &Operation,
+        _: bool,
+    ) -> Result<Vec<UnsettledIntent>, ViewError> {
+        self.0.edit(|record| record.holder = Some("thief".into()));
+        pass(70).await;
+        Ok(Vec::new())
+    }
+    async fn intents_of(&self, _: &Operation) -> Result<Vec<UnsettledIntent>, ViewError> {
+        Ok(Vec::new())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_lost_while_the_cluster_was_looked_at_is_not_handed_out() {
+    let store = MemoryStore::new();
+    let agent = Agent::new("pod-a", &store);
+    let view = Robbed(store.clone());
+    let lock = acquire_disruptive(
+        &agent.manager,
+        Arc::new(store.clone()),
+        &view,
+        &removal("cp-1"),
+        true,
+    )
+    .await;
+    assert_eq!(lock.unwrap_err(), AcquireError::Store(LeaseError::Conflict));
+    assert_eq!(store.holder().as_deref(), Some("thief"));
 }

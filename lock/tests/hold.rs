@@ -551,3 +551,31 @@ async fn after_the_lease_was_deleted_another_makes_it_anew_and_the_old_holder_st
     assert!(!new.is_lost());
     assert_eq!(store.holder(), Some(me("cp-2", "pod-b")));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_is_believed_in_from_when_its_last_write_was_sent() {
+    // The acquisition is answered late, and nothing after it.
+    let store = MemoryStore::new();
+    let agent = Agent::new("pod-a", &store);
+    store.fail_write(Fault::Slow(secs(9)));
+    let lock = agent.acquire(&removal("cp-1")).await.unwrap();
+    store.down("503");
+    pass(260).await;
+    assert!(!lock.is_lost());
+    pass(2).await;
+    assert!(lock.is_lost(), "271 s after the acquisition was sent");
+
+    // The first renewal is answered late, and nothing after it.
+    let store = MemoryStore::new();
+    let lock = Agent::new("pod-a", &store)
+        .acquire(&removal("cp-1"))
+        .await
+        .unwrap();
+    store.fail_write(Fault::Slow(secs(9)));
+    pass(70).await;
+    store.down("503");
+    pass(255).await;
+    assert!(!lock.is_lost());
+    pass(7).await;
+    assert!(lock.is_lost(), "272 s after the renewal was sent");
+}
