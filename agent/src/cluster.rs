@@ -466,10 +466,17 @@ fn health(
         }
         let lost = matches!(
             facts.observation.map(|o| &o.live),
-            Some(LiveEtcd::NoList { no_leader_for_long: true, .. })
+            Some(LiveEtcd::NoList {
+                no_leader_for_long: true,
+                ..
+            })
         );
         return bad(
-            if lost { ClusterReason::QuorumLost } else { ClusterReason::EtcdUnreachable },
+            if lost {
+                ClusterReason::QuorumLost
+            } else {
+                ClusterReason::EtcdUnreachable
+            },
             status
                 .etcd
                 .as_ref()
@@ -708,7 +715,11 @@ async fn cordoned_by(
             .is_some_and(|by| by == operation_uid)
     };
     let cordoned = nodes.iter().find(is_cordoned);
-    let named = || nodes.iter().find(|n| n.metadata.name.as_deref() == Some(name));
+    let named = || {
+        nodes
+            .iter()
+            .find(|n| n.metadata.name.as_deref() == Some(name))
+    };
     let uuid = cordoned
         .or_else(named)
         .and_then(|node| node.status.as_ref()?.node_info.as_ref())
@@ -739,11 +750,34 @@ async fn clear_vanished(
     let store = ctx.lease(namespace, name);
     let view = crate::view::ClusterView::new(ctx, namespace, name);
     match ichor_lock::clear_abandoned(&ctx.locks, &store, &view, seen, &holder.operation).await {
-        Ok(_) => ctx.wake_removals(namespace, name),
+        Ok(()) => ctx.wake_removals(namespace, name),
         Err(error) => {
-            tracing::warn!(cluster = name, error = %error, "failed to clear the lock of a removal whose machine is gone")
+            tracing::warn!(cluster = name, error = %error, "failed to clear the lock of a removal whose machine is gone");
         }
     }
+}
+
+/// The lock was taken over from a removal whose machine is gone: what it left is put on
+/// record before the first permit writes over it.
+pub async fn record_predecessor(
+    ctx: &Context,
+    cluster: &TalosCluster,
+    machines: &[TalosMachine],
+    lease: &LeaseRecord,
+) -> Result<(), kube::Error> {
+    let vanished = sweep(ctx, cluster, machines, Some(lease)).await;
+    if vanished.is_empty() {
+        return Ok(());
+    }
+    write_cluster(&ctx.client, cluster, |status| {
+        for entry in vanished {
+            if !status.abandoned.iter().any(|a| a.uid == entry.uid) {
+                status.abandoned.push(entry);
+            }
+        }
+    })
+    .await?;
+    Ok(())
 }
 
 /// Notes in the cluster's status that a machine is let go without being wiped.

@@ -36,7 +36,7 @@ fn reconcile_machine(
     ctx: Arc<Context>,
 ) -> BoxFuture<'static, Result<Action, PassError>> {
     async move {
-        let again = machine::reconcile(&ctx, &machine).await?;
+        let again = Box::pin(machine::reconcile(&ctx, &machine)).await?;
         Ok(again.map_or_else(Action::await_change, Action::requeue))
     }
     .boxed()

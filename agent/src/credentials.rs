@@ -17,7 +17,7 @@ use kube::{Client, Config};
 use tokio::sync::Mutex;
 
 /// How long credentials are used before their Secret is read again.
-const KEPT: Duration = Duration::from_secs(60);
+const KEPT: Duration = Duration::from_mins(1);
 
 /// Credentials that cannot be used. Each text says what is wrong and where.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -58,13 +58,16 @@ struct Kept<T> {
     value: T,
 }
 
+/// By namespace and name of the Secret.
+type BySecret<T> = HashMap<(String, String), Kept<T>>;
+
 /// The credentials of every cluster, as last read.
 pub struct Credentials {
     reader: DirectReader,
     own: Client,
     clock: Arc<dyn Clock>,
-    talos: Mutex<HashMap<(String, String), Kept<Arc<TalosConfig>>>>,
-    kubernetes: Mutex<HashMap<(String, String), Kept<Client>>>,
+    talos: Mutex<BySecret<Arc<TalosConfig>>>,
+    kubernetes: Mutex<BySecret<Client>>,
 }
 
 impl Credentials {

@@ -64,7 +64,7 @@ impl Election {
         let lasts = record
             .duration
             .unwrap_or(self.duration)
-            .min(self.duration.max(Duration::from_secs(60)));
+            .min(self.duration.max(Duration::from_mins(1)));
         self.seen
             .as_ref()
             .is_some_and(|seen| now.saturating_sub(seen.since) >= lasts)

@@ -30,7 +30,7 @@ pub async fn reconcile(
         if !machine.has_finalizer() {
             return Ok(None);
         }
-        return Ok(match removal::run(ctx, &key).await? {
+        return Ok(match Box::pin(removal::run(ctx, &key)).await? {
             Outcome::Again => Some(Duration::ZERO),
             Outcome::After(wait) => Some(wait),
             Outcome::Gone => {
@@ -130,7 +130,7 @@ async fn observe(
             .is_some_and(|j| was_joined != Some(j.0));
     let generation = machine.metadata.generation;
     crate::status::write_machine(&ctx.client, machine, |status| {
-        apply(status, generation, found)
+        apply(status, generation, found);
     })
     .await?;
     if news {
@@ -364,6 +364,7 @@ async fn membership(
     };
     let own = answered.member_id;
     let listed = own.and_then(|id| list.iter().find(|m| m.id.0 == id));
+    #[allow(clippy::single_match_else)] // two equal cases
     match listed {
         Some(member) => {
             identity.etcd_member_id = Some(names::format_etcd_id(member.id.0));

@@ -4,6 +4,8 @@
 //! connection) and retry 429, 503 and 504 by themselves, where a 429 is a budget's
 //! answer and a 503 the webhook's. Here neither happens unasked.
 
+use http::HeaderValue;
+use http::header::USER_AGENT;
 use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::proxy::{SocksV5, Tunnel};
 use hyper_util::client::legacy::connect::{Connection, HttpConnector};
@@ -11,6 +13,9 @@ use hyper_util::rt::TokioExecutor;
 use kube::client::{Body, ConfigExt};
 use kube::{Client, Config};
 use tower::{BoxError, Service, ServiceBuilder};
+
+/// Who asks, in the API server's audit log; a `User-Agent` in the config goes before it.
+const AGENT: &str = concat!("ichor/", env!("CARGO_PKG_VERSION"));
 
 /// A client that could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +38,12 @@ impl From<kube::Error> for ConnectError {
 /// budget's answer, a 503 the webhook's, and a repeated write may be a second one.
 ///
 /// Errors: TLS material, credentials or a proxy in `config` that cannot be used.
-pub fn client(config: Config) -> Result<Client, ConnectError> {
+pub fn client(mut config: Config) -> Result<Client, ConnectError> {
+    if !config.headers.iter().any(|(name, _)| name == USER_AGENT) {
+        config
+            .headers
+            .push((USER_AGENT, HeaderValue::from_static(AGENT)));
+    }
     let mut http = HttpConnector::new();
     http.set_nodelay(true);
     http.enforce_http(false);

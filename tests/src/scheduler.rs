@@ -206,8 +206,8 @@ mod tests {
 
     #[test]
     fn a_pod_goes_where_it_fits_and_its_siblings_are_few() {
-        let taint = json!({"taints": [{"key": CP, "effect": "NoSchedule"}]});
         const CP: &str = "node-role.kubernetes.io/control-plane";
+        let taint = json!({"taints": [{"key": CP, "effect": "NoSchedule"}]});
         let nodes = [
             node("cordoned", json!({"unschedulable": true})),
             node("tainted", taint),

@@ -18,15 +18,18 @@ const BANNED: &[&str] = &[
 /// Who may depend on what can do harm.
 const WRAPPERS: &[(&str, &[&str])] = &[
     ("ichor-talos", &["ichor-agent", "ichor-tests"]),
-    (
-        "ichor-lock",
-        &["ichor-agent", "ichor-talos", "ichor-tests"],
-    ),
+    ("ichor-lock", &["ichor-agent", "ichor-talos", "ichor-tests"]),
 ];
 
 fn metadata() -> Value {
     let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version", "1", "--locked", "--all-features"])
+        .args([
+            "metadata",
+            "--format-version",
+            "1",
+            "--locked",
+            "--all-features",
+        ])
         .current_dir(ichor_tests::assets::workspace_root())
         .output()
         .expect("cargo metadata runs");
@@ -64,7 +67,11 @@ fn allowed_licences() -> BTreeSet<String> {
         .nth(1)
         .and_then(|rest| rest.split(']').next())
         .expect("a list of licences");
-    list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
+    list.split('"')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Whether an SPDX expression can be met by `allowed`: any side of an OR, every side of
@@ -72,8 +79,14 @@ fn allowed_licences() -> BTreeSet<String> {
 fn met(expression: &str, allowed: &BTreeSet<String>) -> bool {
     let flat = expression.replace(['(', ')'], " ").replace('/', " OR ");
     flat.split(" AND ").all(|all| {
-        all.split(" OR ")
-            .any(|any| allowed.contains(any.split_whitespace().collect::<Vec<_>>().join(" ").as_str()))
+        all.split(" OR ").any(|any| {
+            allowed.contains(
+                any.split_whitespace()
+                    .collect::<Vec<_>>()
+                    .join(" ")
+                    .as_str(),
+            )
+        })
     })
 }
 
@@ -92,7 +105,10 @@ fn no_banned_crate_is_in_the_tree() {
 fn every_licence_is_one_that_deny_toml_allows() {
     let metadata = metadata();
     let allowed = allowed_licences();
-    assert!(allowed.contains("MIT"), "deny.toml was not read: {allowed:?}");
+    assert!(
+        allowed.contains("MIT"),
+        "deny.toml was not read: {allowed:?}"
+    );
     let bad: Vec<String> = resolved(&metadata)
         .values()
         .filter(|p| !met(p["license"].as_str().unwrap_or("none"), &allowed))
@@ -116,7 +132,10 @@ fn only_the_agent_and_the_tests_reach_what_can_do_harm() {
             })
             .filter_map(|p| p["name"].as_str())
             .collect();
-        assert!(!users.is_empty(), "nobody uses {guarded}: is the name right?");
+        assert!(
+            !users.is_empty(),
+            "nobody uses {guarded}: is the name right?"
+        );
         for user in users {
             assert!(wrappers.contains(&user), "{user} depends on {guarded}");
         }

@@ -77,9 +77,7 @@ fn points(role: Role) -> Vec<&'static str> {
         .iter()
         .copied()
         .filter(|p| *p != "after-finalizer")
-        .filter(|p| {
-            role == Role::ControlPlane || !(p.contains("leave") || p.contains("forfeit"))
-        })
+        .filter(|p| role == Role::ControlPlane || !(p.contains("leave") || p.contains("forfeit")))
         .collect()
 }
 
@@ -87,7 +85,11 @@ async fn until_dead(stage: &Stage, point: &str) {
     let agents = stage.bed.agents().unwrap();
     wait::until(SOON, &format!("the agent's death at {point}"), || async {
         let all = agents.status().await;
-        if all.iter().filter(|a| !a.replaced).all(|a| a.state == "Stopped") {
+        if all
+            .iter()
+            .filter(|a| !a.replaced)
+            .all(|a| a.state == "Stopped")
+        {
             Ok(())
         } else {
             Err(format!("{all:?}"))
@@ -104,9 +106,15 @@ async fn begin(stage: &Stage, target: &str, crossed: Crossed) {
         Crossed::ApiOutage => faults.outage(Duration::from_secs(4)),
         Crossed::Conflict | Crossed::AppliedThen504 => {
             let fault = if crossed == Crossed::Conflict {
-                ApiFault::Status { code: 409, after: false }
+                ApiFault::Status {
+                    code: 409,
+                    after: false,
+                }
             } else {
-                ApiFault::Status { code: 504, after: true }
+                ApiFault::Status {
+                    code: 504,
+                    after: true,
+                }
             };
             let writes = format!("/talosmachines/{target}");
             for method in ["PUT", "PATCH"] {
@@ -125,8 +133,12 @@ async fn begin(stage: &Stage, target: &str, crossed: Crossed) {
             let leases: Api<Lease> = Api::namespaced(stage.admin.clone(), NAMESPACE);
             let name = names::lease_name(CLUSTER);
             if leases.get_opt(&name).await.unwrap().is_some() {
-                let stolen = json!({"spec": {"holderIdentity": "removal/TalosMachine/other/0000@somebody"}});
-                leases.patch(&name, &PatchParams::default(), &Patch::Merge(stolen)).await.unwrap();
+                let stolen =
+                    json!({"spec": {"holderIdentity": "removal/TalosMachine/other/0000@somebody"}});
+                leases
+                    .patch(&name, &PatchParams::default(), &Patch::Merge(stolen))
+                    .await
+                    .unwrap();
             }
         }
         Crossed::Rebooted => stage.box_of(target).power_cycle().await,
@@ -156,7 +168,11 @@ async fn case(stage: &Stage, role: Role, point: &str, crossed: Crossed, resumed:
     let target = if role == Role::ControlPlane {
         stage.join_spare().await;
         // Leadership is given up only by a leader.
-        if point == "before-forfeit" { stage.leader().await } else { stage.voters[0].clone() }
+        if point == "before-forfeit" {
+            stage.leader().await
+        } else {
+            stage.voters[0].clone()
+        }
     } else {
         "worker-2".to_owned()
     };
@@ -174,7 +190,11 @@ async fn case(stage: &Stage, role: Role, point: &str, crossed: Crossed, resumed:
 
     stage.gone(&target).await;
     stage.until_unlocked().await;
-    let resets: Vec<_> = stage.calls_of("Reset").into_iter().filter(|c| c.node == target && c.code == "OK").collect();
+    let resets: Vec<_> = stage
+        .calls_of("Reset")
+        .into_iter()
+        .filter(|c| c.node == target && c.code == "OK")
+        .collect();
     // A box that was power-cycled may need another one: it was not wiped.
     let allowed = if crossed == Crossed::Rebooted { 2 } else { 1 };
     assert!(
@@ -184,18 +204,36 @@ async fn case(stage: &Stage, role: Role, point: &str, crossed: Crossed, resumed:
     );
     for reset in &resets {
         assert_eq!(reset.request["graceful"], false, "{what}");
-        assert!(!reset.request["system_partitions_to_wipe"].as_array().unwrap().is_empty(), "{what}");
+        assert!(
+            !reset.request["system_partitions_to_wipe"]
+                .as_array()
+                .unwrap()
+                .is_empty(),
+            "{what}"
+        );
     }
-    let removed = stage.calls_of("EtcdLeaveCluster").into_iter().chain(stage.calls_of("EtcdRemoveMemberByID")).filter(|c| c.code == "OK").count();
+    let removed = stage
+        .calls_of("EtcdLeaveCluster")
+        .into_iter()
+        .chain(stage.calls_of("EtcdRemoveMemberByID"))
+        .filter(|c| c.code == "OK")
+        .count();
     if role == Role::ControlPlane {
-        assert!((1..=allowed).contains(&removed), "{what}: {removed} member removals succeeded");
+        assert!(
+            (1..=allowed).contains(&removed),
+            "{what}: {removed} member removals succeeded"
+        );
         let voters = stage.etcd_voters().await;
         assert_eq!(voters.len(), 3, "{what}: {voters:?}");
         assert!(!voters.contains(&target), "{what}: {voters:?}");
     } else {
         assert_eq!(removed, 0, "{what}");
     }
-    assert_eq!(stage.box_of(&target).now().stage, ichor_talos::Stage::Maintenance, "{what}");
+    assert_eq!(
+        stage.box_of(&target).now().stage,
+        ichor_talos::Stage::Maintenance,
+        "{what}"
+    );
 }
 
 fn each(role: Role, crossed: impl Fn(usize) -> Crossed, resumed: Resumed) {
@@ -210,8 +248,16 @@ fn each(role: Role, crossed: impl Fn(usize) -> Crossed, resumed: Resumed) {
 fn one_fault(index: usize, points: &[&str]) -> Crossed {
     let fault = FAULTS[index % FAULTS.len()];
     let point = points[index];
-    let before_reset = !(point.starts_with("reset-after-call") || point.starts_with("after-wipe") || point.starts_with("after-node") || point.starts_with("after-finalizer") || point.starts_with("after-release"));
-    if fault == Crossed::Rebooted && !before_reset { Crossed::ApiOutage } else { fault }
+    let before_reset = !(point.starts_with("reset-after-call")
+        || point.starts_with("after-wipe")
+        || point.starts_with("after-node")
+        || point.starts_with("after-finalizer")
+        || point.starts_with("after-release"));
+    if fault == Crossed::Rebooted && !before_reset {
+        Crossed::ApiOutage
+    } else {
+        fault
+    }
 }
 
 #[test]
@@ -227,7 +273,11 @@ fn killed_at_every_named_point_of_a_workers_removal_it_resumes_to_the_same_end()
 #[test]
 fn killed_at_every_named_point_and_crossed_with_a_fault_another_pod_resumes_to_the_same_end() {
     let points = points(Role::ControlPlane);
-    each(Role::ControlPlane, |index| one_fault(index, &points), Resumed::ByAnotherPod);
+    each(
+        Role::ControlPlane,
+        |index| one_fault(index, &points),
+        Resumed::ByAnotherPod,
+    );
 }
 
 #[test]
@@ -237,11 +287,20 @@ fn killed_after_the_finalizer_was_set_it_adopts_the_machine() {
         let agents = stage.bed.agents().unwrap();
         agents.failpoint("after-finalizer", None).await.unwrap();
         agents.wait_ready(1, SOON).await.unwrap();
-        stage.patch(&stage.spare, json!({"spec": {"approved": true}})).await;
+        stage
+            .patch(&stage.spare, json!({"spec": {"approved": true}}))
+            .await;
         until_dead(stage, "after-finalizer").await;
         assert!(stage.machine(&stage.spare).await.has_finalizer());
         agents.start_again(None).await.unwrap();
-        stage.until_condition(&stage.spare, "Ready", ichor_api::ConditionStatus::True, "Healthy").await;
+        stage
+            .until_condition(
+                &stage.spare,
+                "Ready",
+                ichor_api::ConditionStatus::True,
+                "Healthy",
+            )
+            .await;
     });
 }
 
@@ -256,7 +315,11 @@ fn the_whole_matrix_of_points_and_faults_ends_the_same() {
                     role,
                     |index| {
                         let crossed = one_fault(fault, &vec![points[index]; FAULTS.len()]);
-                        if role == Role::Worker && crossed == Crossed::LeaderGone { Crossed::Conflict } else { crossed }
+                        if role == Role::Worker && crossed == Crossed::LeaderGone {
+                            Crossed::Conflict
+                        } else {
+                            crossed
+                        }
                     },
                     resumed,
                 );

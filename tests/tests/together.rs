@@ -58,7 +58,10 @@ impl Writes {
     async fn start(bed: &Bed) -> Self {
         let api: Api<ConfigMap> = Api::namespaced(bed.client("admin").await.unwrap(), NAMESPACE);
         let map = ConfigMap {
-            metadata: ObjectMeta { name: Some("written".into()), ..ObjectMeta::default() },
+            metadata: ObjectMeta {
+                name: Some("written".into()),
+                ..ObjectMeta::default()
+            },
             ..ConfigMap::default()
         };
         api.create(&PostParams::default(), &map).await.unwrap();
@@ -74,7 +77,10 @@ impl Writes {
                     let params = PatchParams::default();
                     let write = async || {
                         let one = api.patch("written", &params, &patch);
-                        matches!(tokio::time::timeout(Duration::from_secs(5), one).await, Ok(Ok(_)))
+                        matches!(
+                            tokio::time::timeout(Duration::from_secs(5), one).await,
+                            Ok(Ok(_))
+                        )
                     };
                     if write().await || write().await {
                         done.fetch_add(1, Ordering::Relaxed);
@@ -85,13 +91,21 @@ impl Writes {
                 }
             }
         });
-        Self { stop, failed, done, task }
+        Self {
+            stop,
+            failed,
+            done,
+            task,
+        }
     }
 
     async fn end(self) -> (u64, u64) {
         self.stop.store(true, Ordering::Relaxed);
         self.task.await.unwrap();
-        (self.done.load(Ordering::Relaxed), self.failed.load(Ordering::Relaxed))
+        (
+            self.done.load(Ordering::Relaxed),
+            self.failed.load(Ordering::Relaxed),
+        )
     }
 }
 
@@ -104,10 +118,13 @@ async fn delete_all(client: &kube::Client, names: &[&str]) -> Vec<String> {
     let api = machines(client);
     for name in names {
         let patch = json!({"metadata": {"annotations": {names::ALLOW_DELETE: "true"}}});
-        api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+        api.patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .unwrap();
     }
     let params = DeleteParams::default();
-    let answers = futures::future::join_all(names.iter().map(|name| api.delete(name, &params))).await;
+    let answers =
+        futures::future::join_all(names.iter().map(|name| api.delete(name, &params))).await;
     names
         .iter()
         .zip(answers)
@@ -124,7 +141,10 @@ async fn reasons(client: &kube::Client) -> Vec<(String, String)> {
         .into_iter()
         .filter(TalosMachine::is_being_deleted)
         .map(|m| {
-            let reason = m.condition(REMOVAL).map(|c| c.reason.clone()).unwrap_or_default();
+            let reason = m
+                .condition(REMOVAL)
+                .map(|c| c.reason.clone())
+                .unwrap_or_default();
             (m.metadata.name.unwrap_or_default(), reason)
         })
         .collect()
@@ -133,22 +153,41 @@ async fn reasons(client: &kube::Client) -> Vec<(String, String)> {
 async fn until(client: &kube::Client, what: &str, holds: impl Fn(&[(String, String)]) -> bool) {
     wait::until(SOON, what, || async {
         let now = reasons(client).await;
-        if holds(&now) { Ok(()) } else { Err(format!("{now:?}")) }
+        if holds(&now) {
+            Ok(())
+        } else {
+            Err(format!("{now:?}"))
+        }
     })
     .await
     .unwrap_or_else(|error| panic!("{error}"));
 }
 
 async fn voters(bed: &Bed) -> usize {
-    bed.etcd_members().await.unwrap().iter().filter(|m| m.started && !m.learner).count()
+    bed.etcd_members()
+        .await
+        .unwrap()
+        .iter()
+        .filter(|m| m.started && !m.learner)
+        .count()
 }
 
 /// At most one accepted reset and one successful member removal for each machine.
 fn once_each(bed: &Bed) {
     for node in bed.sim().nodes() {
         let calls = bed.calls(Some(&node.name)).unwrap();
-        let accepted = |method: &str| calls.iter().filter(|c| c.method == method && c.code == "OK").count();
-        assert!(accepted("Reset") <= 1, "{}: {} resets", node.name, accepted("Reset"));
+        let accepted = |method: &str| {
+            calls
+                .iter()
+                .filter(|c| c.method == method && c.code == "OK")
+                .count()
+        };
+        assert!(
+            accepted("Reset") <= 1,
+            "{}: {} resets",
+            node.name,
+            accepted("Reset")
+        );
         assert!(accepted("EtcdLeaveCluster") <= 1, "{}", node.name);
     }
 }
@@ -161,12 +200,19 @@ async fn several(bed: &Bed, targets: &[&str], stays: usize, left: usize) {
     // All but so many go; those stand, and say why.
     until(&client, "the end of those that may go", |now| {
         now.len() <= stays
-            && now.iter().all(|(_, reason)| reason == "BelowDeclaredCount" || reason == "QuorumWouldBreak" || reason == "EtcdUnhealthy")
+            && now.iter().all(|(_, reason)| {
+                reason == "BelowDeclaredCount"
+                    || reason == "QuorumWouldBreak"
+                    || reason == "EtcdUnhealthy"
+            })
     })
     .await;
     let (done, failed) = writes.end().await;
     assert!(done > 20, "only {done} writes were made");
-    assert_eq!(failed, 0, "{failed} of {done} writes failed: quorum was lost on the way");
+    assert_eq!(
+        failed, 0,
+        "{failed} of {done} writes failed: quorum was lost on the way"
+    );
     assert_eq!(voters(bed).await, left);
     once_each(bed);
 }
@@ -178,7 +224,10 @@ fn two_removals_at_once_go_one_after_the_other_and_the_api_never_stops() {
         bed.node("cp-6").unwrap().join().await.unwrap();
         let client = bed.client("admin").await.unwrap();
         let approve = Patch::Merge(json!({"spec": {"approved": true}}));
-        machines(&client).patch("cp-6", &PatchParams::default(), &approve).await.unwrap();
+        machines(&client)
+            .patch("cp-6", &PatchParams::default(), &approve)
+            .await
+            .unwrap();
         wait_adopted(&client, "cp-6").await;
         several(bed, &["cp-1", "cp-2"], 1, 5).await;
     });
@@ -190,7 +239,10 @@ fn three_removals_at_once_with_two_agents_that_both_lead_keep_quorum() {
         let client = bed.client("admin").await.unwrap();
         let cluster: Api<ichor_api::TalosCluster> = Api::namespaced(client.clone(), NAMESPACE);
         let three = Patch::Merge(json!({"spec": {"controlPlane": {"count": 3}}}));
-        cluster.patch("demo", &PatchParams::default(), &three).await.unwrap();
+        cluster
+            .patch("demo", &PatchParams::default(), &three)
+            .await
+            .unwrap();
         several(bed, &["cp-1", "cp-2", "cp-3"], 1, 3).await;
     });
 }
@@ -203,7 +255,10 @@ fn five_removals_at_once_keep_quorum() {
             let client = bed.client("admin").await.unwrap();
             let cluster: Api<ichor_api::TalosCluster> = Api::namespaced(client.clone(), NAMESPACE);
             let three = Patch::Merge(json!({"spec": {"controlPlane": {"count": 3}}}));
-            cluster.patch("demo", &PatchParams::default(), &three).await.unwrap();
+            cluster
+                .patch("demo", &PatchParams::default(), &three)
+                .await
+                .unwrap();
             several(bed, &["cp-1", "cp-2", "cp-3", "cp-4", "cp-5"], 3, 3).await;
         });
     }
@@ -213,8 +268,14 @@ async fn wait_adopted(client: &kube::Client, name: &str) {
     let api = machines(client);
     wait::until(SOON, "its adoption", || async {
         let machine = api.get(name).await.map_err(|e| e.to_string())?;
-        let ready = machine.condition("Ready").is_some_and(|c| c.status == ichor_api::ConditionStatus::True);
-        if ready { Ok(()) } else { Err(format!("{:?}", machine.status)) }
+        let ready = machine
+            .condition("Ready")
+            .is_some_and(|c| c.status == ichor_api::ConditionStatus::True);
+        if ready {
+            Ok(())
+        } else {
+            Err(format!("{:?}", machine.status))
+        }
     })
     .await
     .unwrap();
@@ -227,10 +288,18 @@ async fn frozen_before_the_last_check(bed: &Bed) -> bool {
     let client = bed.client("admin").await.unwrap();
     let cluster: Api<ichor_api::TalosCluster> = Api::namespaced(client.clone(), NAMESPACE);
     let three = Patch::Merge(json!({"spec": {"controlPlane": {"count": 3}}}));
-    cluster.patch("demo", &PatchParams::default(), &three).await.unwrap();
+    cluster
+        .patch("demo", &PatchParams::default(), &three)
+        .await
+        .unwrap();
     let leader = leader(bed).await;
-    let mut others = ["cp-1", "cp-2", "cp-3", "cp-4", "cp-5"].into_iter().filter(|name| *name != leader);
-    let (target, frozen) = (others.next().unwrap(), [others.next().unwrap(), others.next().unwrap()]);
+    let mut others = ["cp-1", "cp-2", "cp-3", "cp-4", "cp-5"]
+        .into_iter()
+        .filter(|name| *name != leader);
+    let (target, frozen) = (
+        others.next().unwrap(),
+        [others.next().unwrap(), others.next().unwrap()],
+    );
 
     // The agent dies with the Node drained; what it looks at next is frozen by then.
     let agents = bed.agents().unwrap();
@@ -238,7 +307,11 @@ async fn frozen_before_the_last_check(bed: &Bed) -> bool {
     agents.wait_ready(1, SOON).await.unwrap();
     assert_eq!(delete_all(&client, &[target]).await, [target]);
     wait::until(SOON, "the agent's death", || async {
-        if agents.status().await.iter().all(|a| a.state == "Stopped") { Ok(()) } else { Err("it lives".to_owned()) }
+        if agents.status().await.iter().all(|a| a.state == "Stopped") {
+            Ok(())
+        } else {
+            Err("it lives".to_owned())
+        }
     })
     .await
     .unwrap();
@@ -247,21 +320,38 @@ async fn frozen_before_the_last_check(bed: &Bed) -> bool {
     }
     agents.start_again(None).await.unwrap();
     wait::until(SOON, "what becomes of it", || async {
-        let left = bed.calls(Some(target)).unwrap().iter().any(|c| c.method == "EtcdLeaveCluster" && c.code == "OK");
+        let left = bed
+            .calls(Some(target))
+            .unwrap()
+            .iter()
+            .any(|c| c.method == "EtcdLeaveCluster" && c.code == "OK");
         if left {
             return Ok(());
         }
-        let now = tokio::time::timeout(Duration::from_secs(5), reasons(&client)).await.map_err(|e| e.to_string())?;
-        if now.iter().any(|(_, reason)| reason == "EtcdUnhealthy") { Ok(()) } else { Err(format!("{now:?}")) }
+        let now = tokio::time::timeout(Duration::from_secs(5), reasons(&client))
+            .await
+            .map_err(|e| e.to_string())?;
+        if now.iter().any(|(_, reason)| reason == "EtcdUnhealthy") {
+            Ok(())
+        } else {
+            Err(format!("{now:?}"))
+        }
     })
     .await
     .unwrap();
     let maps: Api<ConfigMap> = Api::namespaced(client, NAMESPACE);
     let map = ConfigMap {
-        metadata: ObjectMeta { name: Some("after".into()), ..ObjectMeta::default() },
+        metadata: ObjectMeta {
+            name: Some("after".into()),
+            ..ObjectMeta::default()
+        },
         ..ConfigMap::default()
     };
-    let written = tokio::time::timeout(Duration::from_secs(8), maps.create(&PostParams::default(), &map)).await;
+    let written = tokio::time::timeout(
+        Duration::from_secs(8),
+        maps.create(&PostParams::default(), &map),
+    )
+    .await;
     for name in frozen {
         bed.node(name).unwrap().etcd_thaw();
     }
@@ -271,23 +361,41 @@ async fn frozen_before_the_last_check(bed: &Bed) -> bool {
 async fn leader(bed: &Bed) -> String {
     let statuses = bed.sim().etcd_statuses().await;
     let members = bed.etcd_members().await.unwrap();
-    let leader = statuses.iter().map(|(_, s)| s.leader).find(|l| *l != 0).unwrap();
-    members.into_iter().find(|m| m.id == names::format_etcd_id(leader)).unwrap().name
+    let leader = statuses
+        .iter()
+        .map(|(_, s)| s.leader)
+        .find(|l| *l != 0)
+        .unwrap();
+    members
+        .into_iter()
+        .find(|m| m.id == names::format_etcd_id(leader))
+        .unwrap()
+        .name
 }
 
 /// Frozen members are waited for; the permit must not go stale meanwhile, nor etcd notice.
 fn quick(mut options: BedOptions) -> BedOptions {
-    options.agent_args.extend(["--etcd-deadline=500ms", "--send-within=3s"].map(str::to_owned));
+    options
+        .agent_args
+        .extend(["--etcd-deadline=500ms", "--send-within=3s"].map(str::to_owned));
     options
 }
 
 #[test]
 fn a_member_frozen_before_the_last_check_stops_the_removal_and_the_api_lives() {
     on_bed(quick(options(5, 1)), async |bed| {
-        assert!(frozen_before_the_last_check(bed).await, "the API is gone although the rules were on");
+        assert!(
+            frozen_before_the_last_check(bed).await,
+            "the API is gone although the rules were on"
+        );
         for node in bed.sim().nodes() {
             let calls = bed.calls(Some(&node.name)).unwrap();
-            assert!(!calls.iter().any(|c| c.method == "Reset" || c.method == "EtcdLeaveCluster"), "{calls:?}");
+            assert!(
+                !calls
+                    .iter()
+                    .any(|c| c.method == "Reset" || c.method == "EtcdLeaveCluster"),
+                "{calls:?}"
+            );
         }
     });
 }

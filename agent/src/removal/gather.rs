@@ -474,7 +474,7 @@ pub(super) async fn look(
 
 /// Asks a node who it is; `in_depth` also what a reset needs to know.
 pub async fn answer(client: &TalosClient, in_depth: bool) -> Result<Answer, CallError> {
-    let identity = client.snapshot().await?;
+    let identity = Box::pin(client.snapshot()).await?;
     let mut answer = Answer {
         hardware_uuid: identity.hardware_uuid.unwrap_or_default(),
         node_id: identity.node_id,

@@ -80,7 +80,7 @@ pub async fn run(ctx: &Context, key: &Key) -> Result<Outcome, PassError> {
             ctx.metrics.locks_lost.inc();
             memory.lock = None;
         }
-        let gathered = match gather(ctx, key, &mut memory).await {
+        let gathered = match Box::pin(gather(ctx, key, &mut memory)).await {
             Err(GatherError::Gone) => {
                 // Somebody stripped the finalizer: the cluster's next look records what is
                 // left on the Lease, then the lock goes.
@@ -91,7 +91,7 @@ pub async fn run(ctx: &Context, key: &Key) -> Result<Outcome, PassError> {
         };
         let step = next(&gathered.snapshot);
         tracing::debug!(machine = key.name, ?step, "removal");
-        match perform(ctx, key, &mut memory, gathered, step).await {
+        match Box::pin(perform(ctx, key, &mut memory, gathered, step)).await {
             Ok(Outcome::Again) => {}
             Ok(other) => return Ok(other),
             // Somebody wrote in between: decide again by what stands there now.
@@ -151,13 +151,13 @@ async fn perform(
             Ok(Outcome::Again)
         }
         Step::AcquireLock => acquire(ctx, key, memory, &gathered).await,
-        Step::Drain => drain_step::drain(ctx, key, memory, &gathered).await,
+        Step::Drain => Box::pin(drain_step::drain(ctx, key, memory, &gathered)).await,
         Step::Forfeit => {
             failpoint::hit("before-forfeit");
             send::forfeit(ctx, key, memory, &gathered).await;
             Ok(Outcome::Again)
         }
-        Step::Send(call) => send::send(ctx, key, memory, &gathered, call).await,
+        Step::Send(call) => Box::pin(send::send(ctx, key, memory, &gathered, call)).await,
         Step::LeaveConfirmed { boot_id } => {
             let member = gathered
                 .snapshot
@@ -356,6 +356,10 @@ async fn acquire(
         );
     let refusal = match acquire_disruptive(&ctx.locks, store, &view, &operation, completes).await {
         Ok(lock) => {
+            if let (Some(before), Some(cluster)) = (lock.predecessor(), &gathered.cluster) {
+                crate::cluster::record_predecessor(ctx, cluster, &gathered.machines, before)
+                    .await?;
+            }
             memory.lock = Some(lock);
             ctx.metrics.locks_taken.inc();
             failpoint::hit("after-acquire");

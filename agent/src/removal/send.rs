@@ -38,7 +38,7 @@ pub async fn forfeit(ctx: &Context, key: &Key, memory: &mut Memory, gathered: &G
     match result {
         Ok(leader) => tracing::info!(machine = key.name, ?leader, "gave up etcd's leadership"),
         Err(error) => {
-            tracing::warn!(machine = key.name, error = %error, "did not give up etcd's leadership; etcd elects by itself")
+            tracing::warn!(machine = key.name, error = %error, "did not give up etcd's leadership; etcd elects by itself");
         }
     }
 }
@@ -173,7 +173,7 @@ async fn fenced(
 
     // After the renewal, once more all that the step relies on. The same decision must
     // come of it, or nothing is sent.
-    let mut now = match gather(ctx, key, memory).await {
+    let mut now = match Box::pin(gather(ctx, key, memory)).await {
         Ok(now) => now,
         Err(error) => {
             drop(permit);
@@ -308,7 +308,7 @@ async fn follow_reset(
         }
         ResetStart::Started | ResetStart::NotSeen => {}
         ResetStart::Failed(why) => {
-            tracing::warn!(why, "the reset failed; the box reboots un-wiped")
+            tracing::warn!(why, "the reset failed; the box reboots un-wiped");
         }
     }
 }

@@ -8,7 +8,7 @@ use ichor_tests::playground::command::NodeAction;
 use jiff::Timestamp;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
-use super::Stage;
+use super::{SOON, Stage};
 
 /// A command that has ended.
 #[derive(Debug)]
@@ -54,6 +54,23 @@ impl Stage {
     pub async fn join_spare(&self) {
         self.join(&self.spare).await;
         self.approve(&self.spare).await;
+    }
+
+    /// Deletes `name` with the agent set to end itself at `point`, and waits until it has.
+    pub async fn stop_at(&self, point: &str, name: &str) {
+        let agents = self.bed.agents().unwrap();
+        agents.failpoint(point, None).await.unwrap();
+        agents.wait_ready(1, SOON).await.unwrap();
+        self.delete(name).await;
+        self.wait(&format!("the agent to end at {point}"), async || {
+            let all = agents.status().await;
+            if all.iter().all(|a| a.state == "Stopped") {
+                Ok(())
+            } else {
+                Err(format!("{all:?}"))
+            }
+        })
+        .await;
     }
 
     /// etcd's leader, by name.

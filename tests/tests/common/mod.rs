@@ -26,7 +26,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
 
-pub use hands::Ran;
+pub use hands::{Ran, leave as leave_by_hand, reset as reset_by_hand};
 pub use objects::denied;
 pub use pods::WORK;
 

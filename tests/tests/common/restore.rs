@@ -49,12 +49,17 @@ async fn calm(bed: &'static Bed) {
         node.lie_member_list(None);
         node.hold_learner(false);
         node.set_platform_config(false);
-        if let Some(home) = home(bed, &node.name)
-            && home != node.address().to_string()
-        {
-            node.change_address(home.parse().unwrap()).await.unwrap();
-        }
         node.power_on().await;
+    }
+    // Whose home is taken waits until that one has moved out.
+    for _ in 0..2 {
+        for node in bed.sim().nodes() {
+            if let Some(home) = home(bed, &node.name)
+                && home != node.address().to_string()
+            {
+                let _ = node.change_address(home.parse().unwrap()).await;
+            }
+        }
     }
     let agents = bed.agents().unwrap();
     agents.freeze(None, false).await.unwrap();
@@ -89,8 +94,24 @@ async fn credentials_and_cluster(bed: &Bed, client: &Client) {
     let spec = json!({
         "metadata": {"annotations": null},
         "spec": {"controlPlane": {"count": 3}, "drain": null, "schedulable": "auto",
+                 "deletionPolicy": "Orphan", "kubernetes": null,
                  "talos": {"credentialsSecretRef": {"name": TALOSCONFIG}}},
     });
+    let going = clusters.get_opt(CLUSTER).await.unwrap();
+    if going.is_some_and(|c| c.is_being_deleted()) {
+        let off = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+        let _ = clusters.patch(CLUSTER, &PatchParams::default(), &off).await;
+        until(
+            SOON,
+            "the TalosCluster to be gone",
+            async || match clusters.get_opt(CLUSTER).await {
+                Ok(None) => Ok(()),
+                other => Err(format!("{other:?}")),
+            },
+        )
+        .await
+        .unwrap();
+    }
     if clusters.get_opt(CLUSTER).await.unwrap().is_some() {
         clusters
             .patch(CLUSTER, &PatchParams::default(), &Patch::Merge(&spec))
@@ -184,10 +205,13 @@ async fn machines(bed: &'static Bed, client: &Client, voters: &[String]) {
         if fits {
             continue;
         }
-        if node.is_some() && runs == machine.spec.approved && !machine.is_being_deleted() {
+        if let Some(node) = node
+            && runs == machine.spec.approved
+            && !machine.is_being_deleted()
+        {
             let patch = json!({
                 "metadata": {"annotations": null},
-                "spec": {"address": node.unwrap().address().to_string()},
+                "spec": {"address": node.address().to_string()},
             });
             api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
                 .await
@@ -216,15 +240,30 @@ async fn machines(bed: &'static Bed, client: &Client, voters: &[String]) {
     }
 }
 
-/// Deletes an object by force, as a holder of `override` can.
+/// Deletes an object without work on its box: cancelled as soon as it is deleted, or by
+/// force, as a holder of `override` can.
 async fn strip(api: &Api<TalosMachine>, machine: &TalosMachine) {
     let name = machine.name_any();
     if !machine.is_being_deleted() {
-        let allow = json!({"metadata": {"annotations": {names::ALLOW_DELETE: "true"}}});
+        let allow = json!({"metadata": {"annotations": {
+            names::ALLOW_DELETE: "true",
+            names::CANCEL_REMOVAL: "true",
+        }}});
         api.patch(&name, &PatchParams::default(), &Patch::Merge(&allow))
             .await
             .unwrap();
-        let _ = api.delete(&name, &DeleteParams::default()).await;
+        let deleted = api.delete(&name, &DeleteParams::default()).await.is_ok();
+        let gone = until(
+            Duration::from_secs(5),
+            "it to be let go",
+            async || match api.get_opt(&name).await {
+                Ok(None) => Ok(()),
+                other => Err(format!("{other:?}")),
+            },
+        );
+        if deleted && gone.await.is_ok() {
+            return;
+        }
     }
     let off = json!({"metadata": {"finalizers": null}});
     match api

@@ -183,10 +183,19 @@ impl Stage {
     /// How everything stands, for a failed test.
     pub async fn picture(&self) -> String {
         let mut text = String::new();
-        for machine in self.machines().list(&Default::default()).await.unwrap() {
+        for machine in self
+            .machines()
+            .list(&kube::api::ListParams::default())
+            .await
+            .unwrap()
+        {
             let _ = writeln!(text, "{}: {}", machine.name_any(), said(&machine));
         }
-        let cluster = self.clusters().list(&Default::default()).await.unwrap();
+        let cluster = self
+            .clusters()
+            .list(&kube::api::ListParams::default())
+            .await
+            .unwrap();
         for cluster in cluster {
             let _ = writeln!(text, "cluster: {:?}", cluster.status);
         }

@@ -26,7 +26,10 @@ fn without_the_annotation_no_machine_is_deleted_by_anybody() {
             Api::default_namespaced(stage.bed.client("editor").await.unwrap());
         let refused = denied(editor.delete(name, &DeleteParams::default()).await);
         assert!(
-            refused.contains(&format!("kubectl annotate tm {name} {}=true", names::ALLOW_DELETE)),
+            refused.contains(&format!(
+                "kubectl annotate tm {name} {}=true",
+                names::ALLOW_DELETE
+            )),
             "{refused}"
         );
         assert_eq!(stage.refused_delete(name).await, refused.clone());
@@ -124,7 +127,10 @@ fn with_two_of_four_dead_it_says_restore_and_removes_nothing() {
             assert!(message.contains(&address), "{message}");
         }
         let message = stage.stands(one, "QuorumLost").await;
-        assert!(message.contains("restore etcd from a snapshot"), "{message}");
+        assert!(
+            message.contains("restore etcd from a snapshot"),
+            "{message}"
+        );
         nothing_is_begun(stage, one).await;
 
         // They come back: the removal goes on by itself.
@@ -144,7 +150,11 @@ fn while_a_learner_is_listed_no_voter_goes() {
             .wait("the spare to be a started learner", async || {
                 let members = stage.bed.etcd_members().await.map_err(|e| e.to_string())?;
                 let learner = members.iter().any(|m| m.learner && m.started);
-                if learner { Ok(()) } else { Err(format!("{members:?}")) }
+                if learner {
+                    Ok(())
+                } else {
+                    Err(format!("{members:?}"))
+                }
             })
             .await;
         stage
@@ -155,7 +165,11 @@ fn while_a_learner_is_listed_no_voter_goes() {
         let message = stage.stands(name, "LearnerPresent").await;
         assert!(message.contains(&stage.spare), "{message}");
         stage
-            .until_cluster(TRANSITIONING, ConditionStatus::True, "EvenControlPlaneCount")
+            .until_cluster(
+                TRANSITIONING,
+                ConditionStatus::True,
+                "EvenControlPlaneCount",
+            )
             .await;
         nothing_is_begun(stage, name).await;
         spare.hold_learner(false);
@@ -213,7 +227,9 @@ fn the_last_worker_goes_only_under_override() {
         stage.gone("worker-2").await;
         let overrides = stage.cluster().await.status.unwrap().overrides;
         assert!(
-            overrides.iter().any(|o| o.name == "worker-2" && o.user == "admin"),
+            overrides
+                .iter()
+                .any(|o| o.name == "worker-2" && o.user == "admin"),
             "{overrides:?}"
         );
     });
@@ -271,7 +287,10 @@ fn the_last_control_plane_is_not_deleted_nor_a_second_one_approved_where_one_is_
         let namespace = "single";
         let namespaces: Api<Namespace> = Api::all(stage.admin.clone());
         let made = serde_json::from_value(json!({"metadata": {"name": namespace}})).unwrap();
-        namespaces.create(&PostParams::default(), &made).await.unwrap();
+        namespaces
+            .create(&PostParams::default(), &made)
+            .await
+            .unwrap();
         let clusters: Api<TalosCluster> = Api::namespaced(stage.admin.clone(), namespace);
         let machines: Api<TalosMachine> = Api::namespaced(stage.admin.clone(), namespace);
         let cluster = json!({
@@ -282,7 +301,10 @@ fn the_last_control_plane_is_not_deleted_nor_a_second_one_approved_where_one_is_
             },
         });
         clusters
-            .create(&PostParams::default(), &serde_json::from_value(cluster).unwrap())
+            .create(
+                &PostParams::default(),
+                &serde_json::from_value(cluster).unwrap(),
+            )
             .await
             .unwrap();
         let machine = |name: &str, host: u8, approved: bool| -> TalosMachine {
@@ -298,10 +320,16 @@ fn the_last_control_plane_is_not_deleted_nor_a_second_one_approved_where_one_is_
             .unwrap()
         };
         let post = PostParams::default();
-        machines.create(&post, &machine("first", 1, true)).await.unwrap();
+        machines
+            .create(&post, &machine("first", 1, true))
+            .await
+            .unwrap();
         let refused = denied(machines.create(&post, &machine("second", 2, true)).await);
         assert!(refused.contains("count is 1"), "{refused}");
-        machines.create(&post, &machine("second", 2, false)).await.unwrap();
+        machines
+            .create(&post, &machine("second", 2, false))
+            .await
+            .unwrap();
         let approve = Patch::Merge(json!({"spec": {"approved": true}}));
         let refused = denied(
             machines
@@ -313,19 +341,27 @@ fn the_last_control_plane_is_not_deleted_nor_a_second_one_approved_where_one_is_
         stage
             .wait("the first one to be adopted", async || {
                 let first = machines.get("first").await.map_err(|e| e.to_string())?;
-                if first.has_finalizer() { Ok(()) } else { Err("no finalizer".to_owned()) }
+                if first.has_finalizer() {
+                    Ok(())
+                } else {
+                    Err("no finalizer".to_owned())
+                }
             })
             .await;
         let refused = denied(machines.delete("first", &DeleteParams::default()).await);
         assert!(refused.contains("last control plane"), "{refused}");
 
         // The whole cluster may go, for nothing was ever seen of it.
-        let allow = Patch::Merge(json!({"metadata": {"annotations": {names::ALLOW_DELETE: "true"}}}));
+        let allow =
+            Patch::Merge(json!({"metadata": {"annotations": {names::ALLOW_DELETE: "true"}}}));
         clusters
             .patch("one", &PatchParams::default(), &allow)
             .await
             .unwrap();
-        clusters.delete("one", &DeleteParams::default()).await.unwrap();
+        clusters
+            .delete("one", &DeleteParams::default())
+            .await
+            .unwrap();
         stage
             .wait("the cluster to be gone", async || {
                 match clusters.get_opt("one").await {

@@ -36,15 +36,27 @@ fn while_a_budget_blocks_nothing_is_sent_to_talos() {
         let drain = stage
             .until_machine(name, "have one pod left", |machine| {
                 let drain = machine.status.clone().unwrap().drain.unwrap_or_default();
-                if drain.remaining == 1 { Ok(drain) } else { Err(format!("{drain:?}")) }
+                if drain.remaining == 1 {
+                    Ok(drain)
+                } else {
+                    Err(format!("{drain:?}"))
+                }
             })
             .await;
         assert_eq!((drain.total, drain.evicted), (2, 1));
         let left = &drain.pods[0];
-        assert_eq!((left.namespace.as_str(), &left.name), (WORK, &format!("on-{name}")));
+        assert_eq!(
+            (left.namespace.as_str(), &left.name),
+            (WORK, &format!("on-{name}"))
+        );
         let blocking = left.budget.as_ref().unwrap();
         assert_eq!(
-            (&blocking.name, blocking.allowed, blocking.current, blocking.desired),
+            (
+                &blocking.name,
+                blocking.allowed,
+                blocking.current,
+                blocking.desired
+            ),
             (&budget, 0, 1, 1)
         );
 
@@ -70,9 +82,7 @@ fn while_a_budget_blocks_nothing_is_sent_to_talos() {
         assert!(told[0].note.as_ref().unwrap().contains(&budget), "{told:?}");
 
         // The plugin says the same, from status alone.
-        let status = stage
-            .kubectl(&["ichor", "drain", "status", name])
-            .await;
+        let status = stage.kubectl(&["ichor", "drain", "status", name]).await;
         assert_eq!(status.code, 0, "{status:?}");
         for word in [&format!("{WORK}/on-{name}"), &budget] {
             assert!(status.stdout.contains(word), "{status:?}");
@@ -135,7 +145,11 @@ fn a_bare_pod_stops_a_removal_until_it_is_taken_away() {
         assert!(message.contains("work/bare"), "{message}");
         // Refused is refused as a whole: the other pod stays too.
         assert!(stage.pods().get_opt("web").await.unwrap().is_some());
-        stage.pods().delete("bare", &DeleteParams::default()).await.unwrap();
+        stage
+            .pods()
+            .delete("bare", &DeleteParams::default())
+            .await
+            .unwrap();
         stage.gone("worker-1").await;
         assert_eq!(stage.changing_calls(), ["Reset of worker-1"]);
     });
@@ -192,7 +206,11 @@ fn a_workers_blocked_drain_makes_way_for_a_control_plane_and_goes_on_afterwards(
         stage.free(name).await;
         stage.gone(name).await;
         stage.gone("worker-1").await;
-        let resets: Vec<String> = stage.calls_of("Reset").into_iter().map(|c| c.node).collect();
+        let resets: Vec<String> = stage
+            .calls_of("Reset")
+            .into_iter()
+            .map(|c| c.node)
+            .collect();
         assert_eq!(resets, [name, "worker-1"]);
     });
 }
@@ -210,7 +228,11 @@ fn a_second_removal_says_who_holds_the_lock() {
         stage.gone("worker-1").await;
         stage.gone("worker-2").await;
         stage
-            .until_cluster("Transitioning", ConditionStatus::False, "StableControlPlaneCount")
+            .until_cluster(
+                "Transitioning",
+                ConditionStatus::False,
+                "StableControlPlaneCount",
+            )
             .await;
     });
 }

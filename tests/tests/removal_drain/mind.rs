@@ -6,7 +6,7 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use crate::BED;
-use crate::common::{Stage, on_stage};
+use crate::common::on_stage;
 
 #[test]
 fn cancelled_before_the_leave_the_node_is_as_it_was() {
@@ -43,7 +43,11 @@ fn cancelled_before_the_leave_the_node_is_as_it_was() {
             .await;
         let adopted = stage
             .until_machine(name, "be adopted", |m| {
-                if m.identity().etcd_member_id.is_some() { Ok(m.clone()) } else { Err("not yet".to_owned()) }
+                if m.identity().etcd_member_id.is_some() {
+                    Ok(m.clone())
+                } else {
+                    Err("not yet".to_owned())
+                }
             })
             .await;
         assert!(adopted.has_finalizer());
@@ -73,26 +77,12 @@ fn a_cordon_of_somebody_else_stays_when_a_removal_is_taken_back() {
     });
 }
 
-/// Ends the agent at `point` of the removal of `name`, and waits until it is down.
-async fn stop_at(stage: &Stage, point: &str, name: &str) {
-    let agents = stage.bed.agents().unwrap();
-    agents.failpoint(point, None).await.unwrap();
-    agents.wait_ready(1, crate::common::SOON).await.unwrap();
-    stage.delete(name).await;
-    stage
-        .wait(&format!("the agent to end at {point}"), async || {
-            let all = agents.status().await;
-            if all.iter().all(|a| a.state == "Stopped") { Ok(()) } else { Err(format!("{all:?}")) }
-        })
-        .await;
-}
-
 #[test]
 fn once_the_machine_is_out_of_etcd_a_cancellation_comes_too_late() {
     on_stage(&BED, async |stage| {
         stage.join_spare().await;
         let name = stage.voters[0].as_str();
-        stop_at(stage, "after-leave-confirmed", name).await;
+        stage.stop_at("after-leave-confirmed", name).await;
         let refused = stage.kubectl(&["ichor", "remove", name, "--cancel"]).await;
         assert_eq!(refused.code, 3, "{refused:?}");
         // The annotation itself is nobody's to refuse: the agent goes on all the same. The
@@ -112,7 +102,10 @@ fn once_the_machine_is_out_of_etcd_a_cancellation_comes_too_late() {
             .await;
         stage.gone(name).await;
         assert_eq!(stage.calls_of("EtcdLeaveCluster").len(), 1);
-        assert_eq!(stage.box_of(name).now().stage, ichor_talos::Stage::Maintenance);
+        assert_eq!(
+            stage.box_of(name).now().stage,
+            ichor_talos::Stage::Maintenance
+        );
     });
 }
 
@@ -155,9 +148,11 @@ fn a_removal_that_was_refused_for_an_hour_goes_on_only_when_it_is_asked_for_agai
         // Somebody adds a sibling: that alone wipes nothing.
         stage.join_spare().await;
         stage
-            .stays("it is held", async || match stage.changing_calls().as_slice() {
-                [] => Ok(()),
-                calls => Err(format!("{calls:?}")),
+            .stays("it is held", async || {
+                match stage.changing_calls().as_slice() {
+                    [] => Ok(()),
+                    calls => Err(format!("{calls:?}")),
+                }
             })
             .await;
         // Any other token is none.

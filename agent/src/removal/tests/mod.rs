@@ -95,6 +95,7 @@ fn joined_again() -> Member {
     }
 }
 
+#[allow(clippy::unnecessary_wraps)] // as the snapshot has it
 fn etcd(all: Vec<Member>) -> Option<LiveEtcd> {
     Some(LiveEtcd::Listed(Members {
         leader: Some(0x12),
@@ -119,6 +120,7 @@ fn three_and(member: Member) -> Option<LiveEtcd> {
     etcd(all)
 }
 
+#[allow(clippy::unnecessary_wraps)] // as the snapshot has it
 fn no_list() -> Option<LiveEtcd> {
     Some(LiveEtcd::NoList {
         endpoints: vec![("10.0.0.2".into(), "no answer".into())],
@@ -126,6 +128,7 @@ fn no_list() -> Option<LiveEtcd> {
     })
 }
 
+#[allow(clippy::unnecessary_wraps)] // as the snapshot has it
 fn quorum_lost() -> Option<LiveEtcd> {
     Some(LiveEtcd::NoList {
         endpoints: vec![("10.0.0.2".into(), "no answer".into())],

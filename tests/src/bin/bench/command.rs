@@ -28,7 +28,10 @@ pub fn measure(program: &Path, args: &[&str], env: &[(&str, &str)], runs: usize)
             }
             None => Command::new(program),
         };
-        command.args(args).envs(env.iter().copied()).stdout(Stdio::null());
+        command
+            .args(args)
+            .envs(env.iter().copied())
+            .stdout(Stdio::null());
         command.output().map_err(|e| failed(e.to_string()))
     };
     let mut wall = f64::INFINITY;

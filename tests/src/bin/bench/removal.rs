@@ -70,15 +70,25 @@ async fn remove(bed: &Bed) -> Result<(f64, usize)> {
         let ready = machine
             .condition("Ready")
             .is_some_and(|c| c.status == ConditionStatus::True);
-        if ready { Ok(()) } else { Err("it is not Ready".to_owned()) }
+        if ready {
+            Ok(())
+        } else {
+            Err("it is not Ready".to_owned())
+        }
     })
     .await?;
     // The looks that its adoption set off are not the removal's.
     tokio::time::sleep(Duration::from_secs(3)).await;
-    patch("cp-1", json!({"metadata": {"annotations": {names::ALLOW_DELETE: "true"}}})).await?;
+    patch(
+        "cp-1",
+        json!({"metadata": {"annotations": {names::ALLOW_DELETE: "true"}}}),
+    )
+    .await?;
     let mark = bed.proxy().log().len();
     let began = Instant::now();
-    api.delete("cp-1", &DeleteParams::default()).await.map_err(refused)?;
+    api.delete("cp-1", &DeleteParams::default())
+        .await
+        .map_err(refused)?;
     wait::until(LIMIT, "the end of cp-1", || async {
         match api.get_opt("cp-1").await {
             Ok(None) => Ok(()),
@@ -95,7 +105,9 @@ async fn remove(bed: &Bed) -> Result<(f64, usize)> {
         .into_iter()
         .filter(|r| r.verb != "watch" && r.resource != "pods/eviction" && r.resource != "leases")
         // Reviews of this bench's own writes are the webhook's, not the removal's.
-        .filter(|r| !r.resource.contains("accessreviews") && !r.resource.contains("webhookconfigurations"))
+        .filter(|r| {
+            !r.resource.contains("accessreviews") && !r.resource.contains("webhookconfigurations")
+        })
         .collect();
     for request in &counted {
         tracing::debug!(verb = request.verb, path = request.path, "counted");

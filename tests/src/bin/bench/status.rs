@@ -44,7 +44,10 @@ pub async fn fill(bed: &Bed, have: usize, total: usize) -> Result<()> {
 
 /// Measures, and says on stderr what is being done.
 pub async fn run() -> Result<Vec<Row>> {
-    let plugin = own_program("kubectl-ichor", &[], "KUBECTL_ICHOR", |line| eprintln!("{line}")).await?;
+    let plugin = own_program("kubectl-ichor", &[], "KUBECTL_ICHOR", |line| {
+        eprintln!("{line}")
+    })
+    .await?;
     let bed = Bed::start(BedOptions {
         control_planes: 1,
         workers: 1,
@@ -60,7 +63,12 @@ pub async fn run() -> Result<Vec<Row>> {
         eprintln!("status of {machines} machines");
         fill(&bed, have, machines).await?;
         have = machines;
-        let kubectl = measure(bed.control_plane().kubectl(), &["get", "tm,tcl", "-o", "wide"], &env, 10)?;
+        let kubectl = measure(
+            bed.control_plane().kubectl(),
+            &["get", "tm,tcl", "-o", "wide"],
+            &env,
+            10,
+        )?;
         let ichor = measure(&plugin, &["status"], &env, 10)?;
         rows.push(Row {
             what: format!("status of {machines} machines: time"),
