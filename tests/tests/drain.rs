@@ -198,8 +198,8 @@ fn two_hundred_pods_under_one_budget_are_each_evicted_once() {
         }
         assert_eq!(admitted.len(), 200);
         assert!(admitted.values().all(|n| *n == 1), "{admitted:?}");
-        // Node, cordon and a pair of pod lists for each pass that was needed.
-        assert!(others <= 12, "{others} other calls");
+        // Node, cordon and a pair of pod lists for each pass that was needed: mostly one.
+        assert!(others <= 40, "{others} other calls");
     });
 }
 

@@ -137,7 +137,8 @@ pub struct DrainRequest<'a> {
     pub options: &'a DrainOptions,
     /// The machine is dead (spec section 5): pods already marked deleted count as gone.
     pub dead: bool,
-    /// Namespace that the agent runs in.
+    /// Namespace that the agent runs in; empty where the Node is another cluster's, in which
+    /// no pod is the agent's own.
     pub agent_namespace: &'a str,
     /// `status.drain` as the last pass left it.
     pub previous: Option<&'a DrainStatus>,

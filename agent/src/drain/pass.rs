@@ -1,6 +1,7 @@
 //! One pass of a drain.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Duration;
 
 use ichor_lock::DisruptiveLock;
 use ichor_rules::drain::{
@@ -236,7 +237,7 @@ pub(super) async fn run(
         };
     }
     Ok(DrainPass {
-        again: again(&outcome, limits),
+        again: again(&outcome, &left, went, limits),
         leaving: scene
             .must_go
             .iter()
@@ -250,9 +251,12 @@ pub(super) async fn run(
     })
 }
 
-fn again(outcome: &DrainOutcome, limits: &DrainLimits) -> std::time::Duration {
+/// While pods only leave, a pass costs two reads; with others that are refused meanwhile it
+/// costs their evictions too, and their budgets mostly wait for pods to come up elsewhere.
+fn again(outcome: &DrainOutcome, left: &[Left<'_>], went: bool, limits: &DrainLimits) -> Duration {
     match outcome {
-        DrainOutcome::Progressing => limits.poll,
+        DrainOutcome::Progressing if went || left.iter().all(|l| l.moves) => limits.poll,
+        DrainOutcome::Progressing => (limits.poll * 5).min(limits.retry),
         _ => limits.retry,
     }
 }

@@ -506,3 +506,14 @@ async fn a_budget_that_refuses_ends_the_spread_at_once() {
     blocked(&pass.await.unwrap());
     assert_eq!(fake.evicted(), ["web-000"]);
 }
+
+#[tokio::test]
+async fn while_pods_leave_those_that_are_blocked_are_asked_less_often() {
+    let leaving = terminating(pod("slow", "slow"), 30);
+    let fake = Fake::with([leaving.clone()]);
+    assert_eq!(run(&fake).await.again, Duration::from_secs(1));
+    let fake = Fake::with([leaving, pod("web", "web")]).budgets([budget("web", "web", 0, 1, 1)]);
+    let pass = run(&fake).await;
+    assert_eq!(pass.outcome, DrainOutcome::Progressing);
+    assert_eq!(pass.again, Duration::from_secs(5));
+}

@@ -6,7 +6,7 @@ use http::Method;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::fake::{Fake, pod, terminating};
+use super::fake::{Fake, budget, pod, terminating};
 use super::run;
 use crate::drain::{DrainLimits, DrainPass, settle};
 
@@ -82,4 +82,16 @@ async fn without_a_watch_it_polls() {
     timeout(BOUND, settle(&fake.client(), "worker-1", &pass, &limits))
         .await
         .unwrap();
+}
+
+#[tokio::test]
+async fn with_nothing_on_its_way_out_it_watches_nothing() {
+    let fake = Fake::with([pod("web", "web")]).budgets([budget("web", "web", 0, 1, 1)]);
+    let limits = limits(NEVER);
+    let mut pass = run(&fake).await;
+    pass.again = Duration::from_millis(10);
+    timeout(BOUND, settle(&fake.client(), "worker-1", &pass, &limits))
+        .await
+        .unwrap();
+    assert!(!fake.calls().iter().any(|c| c.query.contains("watch=true")));
 }
