@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use ichor_api::{TalosCluster, TalosMachine};
 use ichor_lock::LeaseKey;
 use kube::api::{Api, DynamicObject};
 use kube::runtime::controller::{Action, Config, Controller};
-use kube::runtime::reflector::ObjectRef;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::{PredicateConfig, WatchStreamExt, watcher};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
@@ -69,16 +70,65 @@ fn on_error<K: kube::Resource<DynamicType = ()>>(
     Action::requeue(ctx.settings.retry.min(Duration::from_secs(5)))
 }
 
+/// What people write, as one number: a change of it is looked at now. What the agent
+/// writes into a status is not, or it would wake itself for ever.
+fn changed<K: kube::Resource>(object: &K, status: Option<&str>) -> Option<u64> {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let meta = object.meta();
+    let mut hasher = DefaultHasher::new();
+    meta.generation.hash(&mut hasher);
+    meta.annotations.hash(&mut hasher);
+    meta.finalizers.hash(&mut hasher);
+    meta.deletion_timestamp.is_some().hash(&mut hasher);
+    status.hash(&mut hasher);
+    Some(hasher.finish())
+}
+
+/// The webhook's note of who waived the last-worker rule is the one entry of a machine's
+/// status that somebody else writes.
+fn machine_changed(machine: &TalosMachine) -> Option<u64> {
+    let waived = machine
+        .status
+        .as_ref()
+        .and_then(|s| s.removal.as_ref())
+        .and_then(|r| r.last_worker_waived_by.as_deref());
+    changed(machine, waived)
+}
+
+/// Every object of one kind, and those whose `key` has changed.
+fn watched<K>(
+    ctx: &Context,
+    key: fn(&K) -> Option<u64>,
+) -> (Store<K>, BoxStream<'static, Result<K, watcher::Error>>)
+where
+    K: kube::Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned
+        + Send
+        + Sync
+        + 'static,
+{
+    let (store, writer) = reflector::store();
+    let stream = watcher(
+        Api::<K>::all(ctx.client.clone()),
+        watcher::Config::default(),
+    )
+    .default_backoff()
+    .reflect(writer)
+    .applied_objects()
+    .predicate_filter(key, PredicateConfig::default())
+    .boxed();
+    (store, stream)
+}
+
 /// Runs until `ctx.stopping` is set and every pass that was running has ended.
 pub async fn run(ctx: Context, wakes: Wakes) {
     let shared = Arc::new(ctx.clone());
-    let machines = Controller::new(
-        Api::<TalosMachine>::all(ctx.client.clone()),
-        watcher::Config::default(),
-    )
-    .with_config(Config::default().concurrency(CONCURRENCY));
-    let _ = ctx.machines.set(machines.store());
-    let machines = machines
+    let (store, stream) = watched::<TalosMachine>(&ctx, machine_changed);
+    let _ = ctx.machines.set(store.clone());
+    let machines = Controller::for_stream(stream, store)
+        .with_config(Config::default().concurrency(CONCURRENCY))
         .watches(
             Api::<TalosCluster>::all(ctx.client.clone()),
             watcher::Config::default(),
@@ -98,15 +148,13 @@ pub async fn run(ctx: Context, wakes: Wakes) {
         .graceful_shutdown_on(ctx.stopping.clone().cancelled_owned())
         .run(reconcile_machine, on_error, shared.clone())
         .for_each(|_| async {});
-    let clusters = Controller::new(
-        Api::<TalosCluster>::all(ctx.client.clone()),
-        watcher::Config::default(),
-    )
-    .with_config(Config::default().concurrency(CONCURRENCY))
-    .reconcile_on(UnboundedReceiverStream::new(wakes.clusters))
-    .graceful_shutdown_on(ctx.stopping.clone().cancelled_owned())
-    .run(reconcile_cluster, on_error, shared)
-    .for_each(|_| async {});
+    let (store, stream) = watched::<TalosCluster>(&ctx, |cluster| changed(cluster, None));
+    let clusters = Controller::for_stream(stream, store)
+        .with_config(Config::default().concurrency(CONCURRENCY))
+        .reconcile_on(UnboundedReceiverStream::new(wakes.clusters))
+        .graceful_shutdown_on(ctx.stopping.clone().cancelled_owned())
+        .run(reconcile_cluster, on_error, shared)
+        .for_each(|_| async {});
     let leases = watch_locks(ctx.clone());
     tokio::join!(machines, clusters, leases);
 }

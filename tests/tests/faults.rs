@@ -134,7 +134,7 @@ async fn begin(stage: &Stage, target: &str, crossed: Crossed) {
             let name = names::lease_name(CLUSTER);
             if leases.get_opt(&name).await.unwrap().is_some() {
                 let stolen =
-                    json!({"spec": {"holderIdentity": "removal/TalosMachine/other/0000@somebody"}});
+                    json!({"spec": {"holderIdentity": "somebody-else"}});
                 leases
                     .patch(&name, &PatchParams::default(), &Patch::Merge(stolen))
                     .await
@@ -267,7 +267,7 @@ fn killed_at_every_named_point_it_resumes_to_the_same_end() {
 
 #[test]
 fn killed_at_every_named_point_of_a_workers_removal_it_resumes_to_the_same_end() {
-    each(Role::Worker, |_| Crossed::Plain, Resumed::ByAnotherPod);
+    each(Role::Worker, |_| Crossed::Plain, Resumed::BySamePod);
 }
 
 #[test]

@@ -613,8 +613,38 @@ pub fn call_begins(status: &mut TalosMachineStatus, generation: Option<i64>, cal
     moving(status, generation, step, &message);
 }
 
-/// A wall-clock time `after` from now, for people.
+/// A wall-clock time `after` from now, for people: in whole seconds, which is all that
+/// the API server keeps. What is written must read back as it was.
 pub fn deadline(after: Duration) -> Time {
     let span = jiff::SignedDuration::try_from(after).unwrap_or(jiff::SignedDuration::ZERO);
-    Time(Timestamp::now().checked_add(span).unwrap_or(Timestamp::MAX))
+    let at = Timestamp::now().checked_add(span).unwrap_or(Timestamp::MAX);
+    Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_intent_that_is_read_back_is_known_again() {
+        let intent = ichor_api::machine::Intent {
+            step: "Reset".into(),
+            operation: "removal/TalosMachine/cp-1/1".into(),
+            instance: "pod".into(),
+            deadline: deadline(Duration::from_millis(30_400)),
+            deadline_seconds: 31,
+            node_id: None,
+            boot_id: None,
+            hardware_uuid: None,
+            member_id: None,
+            lease_uid: Some("lease".into()),
+            lease_transitions: 7,
+            wipe: vec!["STATE".into()],
+            reboot: true,
+        };
+        let stored = serde_json::to_string(&intent).unwrap();
+        let read = serde_json::from_str(&stored).unwrap();
+        let key = crate::removal::gather::intent_key;
+        assert_eq!(key(&intent), key(&read));
+    }
 }

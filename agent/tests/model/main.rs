@@ -57,7 +57,7 @@ use world::{Broken, Budget, Timing};
 fn model(agents: usize, removals: usize, budget: Budget) -> Removals {
     Removals {
         agents,
-        removals,
+        machines: removals,
         budget,
         timing: Timing::new(0),
         rules: Rules::default(),

@@ -43,7 +43,8 @@ impl Default for Rules {
 #[derive(Clone, Copy, Debug)]
 pub struct Removals {
     pub agents: usize,
-    pub removals: usize,
+    /// How many of the control planes are being removed.
+    pub machines: usize,
     pub budget: Budget,
     pub timing: Timing,
     pub rules: Rules,
@@ -84,7 +85,7 @@ impl Model for Removals {
     fn init_states(&self) -> Vec<World> {
         vec![World::new(
             self.agents,
-            self.removals,
+            self.machines,
             self.budget,
             self.timing,
         )]
@@ -144,7 +145,7 @@ impl Model for Removals {
         }
         for (number, host) in world.hosts.iter().enumerate() {
             let object = world.objects.iter().find(|object| object.host == number);
-            self.host_actions(world, number, host, object.is_some(), actions);
+            host_actions(world, number, host, object.is_some(), actions);
             if object.is_some_and(|o| !o.gone && !o.skip_reset) && world.budget.consents > 0 {
                 actions.push(Action::Consent(number));
             }
@@ -158,7 +159,7 @@ impl Model for Removals {
                 // A renewal in the course of the tick: the hold is as young at its end.
                 let mut renewed = Vec::new();
                 for agent in (0..self.agents).filter(|agent| renewing[*agent]) {
-                    for object in 0..self.removals {
+                    for object in 0..self.machines {
                         if renewal(&mut world, agent, object) {
                             renewed.push((agent, object));
                         }
@@ -241,49 +242,48 @@ fn believed(hold: Hold) -> bool {
     protocol::in_force(world::ago(hold.renewed), world::now(), &world::durations()).is_ok()
 }
 
-impl Removals {
-    fn host_actions(
-        &self,
-        world: &World,
-        number: usize,
-        host: &Host,
-        removed: bool,
-        actions: &mut Vec<Action>,
-    ) {
-        match host.power {
-            Power::Booting { done: true } => actions.push(Action::Boot(number)),
-            Power::Booting { done: false } => {}
-            Power::Off => {
-                if removed && world.budget.on > 0 {
-                    actions.push(Action::PowerOn(number));
+fn host_actions(
+    world: &World,
+    number: usize,
+    host: &Host,
+    removed: bool,
+    actions: &mut Vec<Action>,
+) {
+    match host.power {
+        Power::Booting { done: true } => actions.push(Action::Boot(number)),
+        Power::Booting { done: false } => {}
+        Power::Off => {
+            if removed && world.budget.on > 0 {
+                actions.push(Action::PowerOn(number));
+            }
+        }
+        Power::Up => {
+            if removed && host.configured {
+                if world.budget.cycles > 0 {
+                    actions.push(Action::Cycle(number));
+                }
+                if world.budget.off > 0 {
+                    actions.push(Action::PowerOff(number));
                 }
             }
-            Power::Up => {
-                if removed && host.configured {
-                    if world.budget.cycles > 0 {
-                        actions.push(Action::Cycle(number));
-                    }
-                    if world.budget.off > 0 {
-                        actions.push(Action::PowerOff(number));
-                    }
+            if !removed && world.budget.failures > 0 {
+                actions.push(Action::Fail(number));
+            }
+            if host.resetting {
+                actions.push(Action::Wiped(number, true));
+                if world.budget.resets > 0 {
+                    actions.push(Action::Wiped(number, false));
                 }
-                if !removed && world.budget.failures > 0 {
-                    actions.push(Action::Fail(number));
-                }
-                if host.resetting {
-                    actions.push(Action::Wiped(number, true));
-                    if world.budget.resets > 0 {
-                        actions.push(Action::Wiped(number, false));
-                    }
-                }
-                let joins = host.configured && !host.resetting && !host.data && !host.stopped;
-                if joins && host.member.is_none() && world.has_quorum() {
-                    actions.push(Action::Join(number));
-                }
+            }
+            let joins = host.configured && !host.resetting && !host.data && !host.stopped;
+            if joins && host.member.is_none() && world.has_quorum() {
+                actions.push(Action::Join(number));
             }
         }
     }
+}
 
+impl Removals {
     /// What `agent` knows, with the sentences that are left out left out.
     fn look(&self, world: &World, agent: usize, object: usize) -> Snapshot {
         let mut snapshot = facts::snapshot(world, agent, object);
@@ -509,7 +509,7 @@ impl Removals {
                 Step::Stand { reason, .. } if reason != StandstillReason::OutcomeUnknown
             )
         };
-        (0..self.removals).all(|object| {
+        (0..self.machines).all(|object| {
             world.objects[object].gone || (0..self.agents).all(|agent| stands(agent, object))
         })
     }
