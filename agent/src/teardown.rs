@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use ichor_api::cluster::{DeletionPolicy, TeardownStatus};
 use ichor_api::common::set_condition;
-use ichor_api::conditions::{ClusterReason, READY};
+use ichor_api::conditions::{ClusterReason, READY, RemovalStep};
 use ichor_api::{ConditionStatus, TalosCluster, TalosMachine, names};
+use ichor_rules::count::leave_confirmed;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -71,8 +72,16 @@ pub async fn reconcile(
                 .is_none_or(|recorded| recorded == uid)
         })
         .collect();
+    let waited = ctx.teardown_lasted(&uid).await;
+    let may_finish = waited < ctx.settings.teardown_wait;
+    // Who is past its leave is finished by the word of the survivors: while that may go
+    // on, they stay to be asked.
+    let asked = may_finish
+        && teardown.policy == DeletionPolicy::Orphan
+        && own.iter().any(|m| past_leave(m));
+    let stays = |m: &TalosMachine| asked && m.is_control_plane();
     let api: Api<TalosMachine> = Api::namespaced(ctx.client.clone(), &namespace);
-    for machine in own.iter().filter(|m| !m.is_being_deleted()) {
+    for machine in own.iter().filter(|m| !m.is_being_deleted() && !stays(m)) {
         let machine_name = machine.metadata.name.as_deref().unwrap_or_default();
         let params = DeleteParams {
             preconditions: Some(Preconditions {
@@ -92,8 +101,6 @@ pub async fn reconcile(
     if remaining == 0 {
         return done(ctx, &cluster).await;
     }
-    let waited = ctx.teardown_lasted(&uid).await;
-    let may_finish = waited < ctx.settings.teardown_wait;
     write_cluster(&ctx.client, &cluster, |status| {
         let count = i32::try_from(remaining).unwrap_or(i32::MAX);
         let message = format!(
@@ -118,6 +125,19 @@ pub async fn reconcile(
     .await?;
     ctx.wake_removals(&namespace, &name);
     Ok(Some(ctx.settings.retry.min(Duration::from_secs(5))))
+}
+
+/// Whether the machine's removal has begun what cannot be taken back.
+fn past_leave(machine: &TalosMachine) -> bool {
+    let Some(status) = &machine.status else {
+        return false;
+    };
+    let reset = status.removal.as_ref().is_some_and(|removal| {
+        let word = RemovalStep::Reset.as_str();
+        let mut steps = removal.steps.iter();
+        steps.any(|s| s.name == word && s.finished_at.is_some())
+    });
+    machine.is_being_deleted() && (leave_confirmed(machine) || reset || status.intent.is_some())
 }
 
 /// `deletionPolicy` is read when the deletion is first seen; later only a change to

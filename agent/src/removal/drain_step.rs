@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::FutureExt as _;
-use ichor_api::conditions::{RemovalStep, StandstillReason};
+use ichor_api::conditions::{REMOVAL, RemovalStep, StandstillReason};
 use ichor_api::names;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -66,7 +66,7 @@ pub async fn drain(
             operation_uid: &key.uid,
             options: &options,
             dead: gathered.snapshot.dead,
-            agent_namespace: &ctx.instance.pod_namespace,
+            agent_namespace: own_namespace(ctx, gathered),
             previous: previous.as_ref(),
             elapsed: ctx.clock.now().saturating_sub(began),
             now: Timestamp::now(),
@@ -111,23 +111,6 @@ pub async fn drain(
             }
             DrainOutcome::Blocked { message } | DrainOutcome::Refused { message } => {
                 let message = message.clone();
-                if !matches!(memory.drain, DrainFact::Blocked { .. }) {
-                    let episode = format!("{began:?}");
-                    if let Err(error) = drain::announce_blocked(
-                        &ctx.client,
-                        &machine,
-                        &episode,
-                        &message,
-                        &ctx.instance.pod_name,
-                        Timestamp::now(),
-                        &limits(ctx),
-                    )
-                    .boxed()
-                    .await
-                    {
-                        tracing::warn!(error = %error, "failed to record an Event");
-                    }
-                }
                 memory.drain = DrainFact::Blocked {
                     message: message.clone(),
                 };
@@ -148,6 +131,21 @@ pub async fn drain(
                 return own_pods(ctx, memory, gathered, &name, pods, &pass).await;
             }
         }
+    }
+}
+
+/// Where the agent's own pods are, on this Node's cluster: nowhere on another one.
+fn own_namespace<'c>(ctx: &'c Context, gathered: &Gathered) -> &'c str {
+    let elsewhere = gathered.cluster.as_ref().is_some_and(|c| {
+        c.spec
+            .kubernetes
+            .as_ref()
+            .is_some_and(|k| k.credentials_secret_ref.is_some())
+    });
+    if elsewhere {
+        ""
+    } else {
+        &ctx.instance.pod_namespace
     }
 }
 
@@ -174,6 +172,40 @@ fn progress(pass: &DrainPass) -> String {
         "{} of {} pods are gone, {} left",
         pass.status.evicted, pass.status.total, pass.status.remaining
     )
+}
+
+/// One Event for an episode of blocking: it is named after the moment the removal came to
+/// stand, so that neither the next pass nor a restarted agent tells it again.
+async fn announce(
+    ctx: &Context,
+    memory: &mut Memory,
+    machine: &ichor_api::TalosMachine,
+    pass: &DrainPass,
+) {
+    let Some(since) = machine.condition(REMOVAL).map(|c| c.last_transition_time.0) else {
+        return;
+    };
+    let episode = since.to_string();
+    if memory.announced.as_ref() == Some(&episode) {
+        return;
+    }
+    let node = node_name(machine, None).unwrap_or_default();
+    let note = drain::blocked_note(&node, &pass.status);
+    let told = drain::announce_blocked(
+        &ctx.client,
+        machine,
+        &episode,
+        &note,
+        &ctx.instance.pod_name,
+        Timestamp::now(),
+        &limits(ctx),
+    )
+    .boxed()
+    .await;
+    if let Err(error) = told {
+        tracing::warn!(error = %error, "failed to record an Event");
+    }
+    memory.announced = Some(episode);
 }
 
 async fn blocked(
@@ -206,7 +238,7 @@ async fn blocked(
         .await
         .map_err(super::gather::GatherError::from)?
         .ok_or(super::gather::GatherError::Gone)?;
-    write_machine(&ctx.client, &current, |status| {
+    let written = write_machine(&ctx.client, &current, |status| {
         finish(status, RemovalStep::Check);
         begin(status, RemovalStep::Drain);
         if drain.is_some() {
@@ -220,6 +252,11 @@ async fn blocked(
         );
     })
     .await?;
+    if let Some(pass) = pass
+        && matches!(memory.drain, DrainFact::Blocked { .. })
+    {
+        announce(ctx, memory, &written, pass).await;
+    }
     ctx.metrics.standing(StandstillReason::DrainFailed.as_str());
     if memory.lock.is_some()
         && gathered.snapshot.urgent_waiter.is_some()
@@ -274,7 +311,9 @@ async fn volumes(
             );
         })
         .await?;
-        tokio::time::sleep(Duration::from_secs(1).min(ctx.settings.volume_wait)).await;
+        // Ever more rarely: each look is two reads, and detaching takes its time.
+        let pause = (waited / 2).clamp(Duration::from_secs(1), Duration::from_secs(10));
+        tokio::time::sleep(pause.min(ctx.settings.volume_wait)).await;
         return Ok(Outcome::Again);
     }
     if !attached.is_empty() {

@@ -50,6 +50,8 @@ pub struct Memory {
     pub drain: DrainFact,
     /// What a drain that timed out waits for: a change of this ends the standstill.
     pub drain_key: Option<String>,
+    /// The episode of blocking that an Event has told of.
+    pub announced: Option<String>,
     /// The hold that a person has let go on.
     pub continued: Option<String>,
 }
@@ -71,6 +73,7 @@ impl Memory {
             volumes_since: None,
             drain: DrainFact::Open,
             drain_key: None,
+            announced: None,
             continued: None,
         }
     }
