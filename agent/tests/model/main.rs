@@ -90,7 +90,6 @@ fn one_removal_survives_a_box_that_power_cycles_and_joins_again() {
         Budget {
             cycles: 2,
             crashes: 1,
-            lost: 1,
             resets: 1,
             ..Budget::default()
         },
@@ -147,7 +146,6 @@ fn from_everywhere_there_is_a_way_to_the_end_or_to_a_standstill_that_names_its_r
             Budget {
                 cycles: 1,
                 crashes: 1,
-                replaced: 1,
                 resets: 1,
                 off: 1,
                 ..Budget::default()
