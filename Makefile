@@ -41,7 +41,7 @@ demo: control-plane
 	target/debug/demo
 
 proof: control-plane
-	$(CARGO) test --locked -p ichor-tests --features ichor-agent/failpoints -- --ignored --nocapture --test-threads=1
+	$(CARGO) test --workspace --locked --features ichor-agent/failpoints -- --ignored --nocapture --test-threads=1
 
 bench: control-plane
 	$(CARGO) build --release --locked -p ichor-agent -p kubectl-ichor -p ichor-tests --bins
