@@ -133,8 +133,7 @@ async fn begin(stage: &Stage, target: &str, crossed: Crossed) {
             let leases: Api<Lease> = Api::namespaced(stage.admin.clone(), NAMESPACE);
             let name = names::lease_name(CLUSTER);
             if leases.get_opt(&name).await.unwrap().is_some() {
-                let stolen =
-                    json!({"spec": {"holderIdentity": "somebody-else"}});
+                let stolen = json!({"spec": {"holderIdentity": "somebody-else"}});
                 leases
                     .patch(&name, &PatchParams::default(), &Patch::Merge(stolen))
                     .await
@@ -261,16 +260,35 @@ fn one_fault(index: usize, points: &[&str]) -> Crossed {
 }
 
 #[test]
+fn killed_around_an_irreversible_call_it_resumes_to_the_same_end() {
+    for point in ["leave-after-call", "reset-after-call"] {
+        on_stage(&BED, async |stage| {
+            case(
+                stage,
+                Role::ControlPlane,
+                point,
+                Crossed::Plain,
+                Resumed::BySamePod,
+            )
+            .await;
+        });
+    }
+}
+
+#[test]
+#[ignore = "make proof: each point takes a removal"]
 fn killed_at_every_named_point_it_resumes_to_the_same_end() {
     each(Role::ControlPlane, |_| Crossed::Plain, Resumed::BySamePod);
 }
 
 #[test]
+#[ignore = "make proof: each point takes a removal"]
 fn killed_at_every_named_point_of_a_workers_removal_it_resumes_to_the_same_end() {
     each(Role::Worker, |_| Crossed::Plain, Resumed::BySamePod);
 }
 
 #[test]
+#[ignore = "make proof: each point takes a removal"]
 fn killed_at_every_named_point_and_crossed_with_a_fault_another_pod_resumes_to_the_same_end() {
     let points = points(Role::ControlPlane);
     each(

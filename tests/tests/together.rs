@@ -218,6 +218,7 @@ async fn several(bed: &Bed, targets: &[&str], stays: usize, left: usize) {
 }
 
 #[test]
+#[ignore = "make proof: a bed of its own in shared mode"]
 fn two_removals_at_once_go_one_after_the_other_and_the_api_never_stops() {
     on_bed(options(5, 1), async |bed| {
         // 5 declared: one joins, then two are removed; the second would be 5 to 4.
@@ -234,6 +235,7 @@ fn two_removals_at_once_go_one_after_the_other_and_the_api_never_stops() {
 }
 
 #[test]
+#[ignore = "make proof: a bed of its own in shared mode"]
 fn three_removals_at_once_with_two_agents_that_both_lead_keep_quorum() {
     on_bed(options(5, 2), async |bed| {
         let client = bed.client("admin").await.unwrap();
@@ -382,6 +384,7 @@ fn quick(mut options: BedOptions) -> BedOptions {
 }
 
 #[test]
+#[ignore = "make proof: a bed of its own in shared mode"]
 fn a_member_frozen_before_the_last_check_stops_the_removal_and_the_api_lives() {
     on_bed(quick(options(5, 1)), async |bed| {
         assert!(
@@ -401,6 +404,7 @@ fn a_member_frozen_before_the_last_check_stops_the_removal_and_the_api_lives() {
 }
 
 #[test]
+#[ignore = "make proof: a bed of its own in shared mode"]
 fn with_the_live_etcd_rule_answering_yes_the_same_scenario_loses_the_api() {
     let mut options = quick(options(5, 1));
     options.agent_features = vec!["lying-etcd-rule".to_owned()];
