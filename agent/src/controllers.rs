@@ -72,6 +72,7 @@ fn on_error<K: kube::Resource<DynamicType = ()>>(
 
 /// What people write, as one number: a change of it is looked at now. What the agent
 /// writes into a status is not, or it would wake itself for ever.
+#[allow(clippy::unnecessary_wraps)] // the shape that predicates have
 fn changed<K: kube::Resource>(object: &K, status: Option<&str>) -> Option<u64> {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let meta = object.meta();

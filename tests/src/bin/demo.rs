@@ -195,7 +195,7 @@ async fn members(bed: &Bed) -> Result<usize, Error> {
     Ok(members.iter().filter(|m| m.started && !m.learner).count())
 }
 
-const WORKLOAD: &str = r#"
+const WORKLOAD: &str = r"
 apiVersion: apps/v1
 kind: Deployment
 metadata: { name: shop }
@@ -215,7 +215,7 @@ metadata: { name: shop }
 spec:
   minAvailable: 1
   selector: { matchLabels: { app: shop } }
-"#;
+";
 
 async fn tour() -> Result<(), Error> {
     let began = Instant::now();

@@ -110,7 +110,7 @@ fn a_guarded_namespace_goes_only_when_its_guard_is_taken_off() {
         let namespaces: Api<Namespace> = Api::all(stage.admin.clone());
         let delete = DeleteParams::default();
         let refused = denied(namespaces.delete("guarded", &delete).await);
-        assert!(refused.contains("3"), "{refused}");
+        assert!(refused.contains('3'), "{refused}");
         let off = Patch::Merge(json!({"metadata": {"labels": {names::GUARD_LABEL: null}}}));
         namespaces
             .patch("guarded", &PatchParams::default(), &off)
