@@ -1,6 +1,8 @@
 //! The bans and licences of `deny.toml`, over `cargo metadata`, for machines without
 //! cargo-deny.
 
+#![allow(clippy::expect_used, reason = "a test that cannot go on fails there")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 

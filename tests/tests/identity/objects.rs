@@ -68,7 +68,10 @@ fn what_no_machine_can_be_is_refused_by_the_api_server() {
             let api: Api<kube::core::DynamicObject> =
                 Api::default_namespaced_with(stage.admin.clone(), &resource);
             let dynamic = serde_json::from_value(object).unwrap();
-            match api.create(&kube::api::PostParams::default(), &dynamic).await {
+            match api
+                .create(&kube::api::PostParams::default(), &dynamic)
+                .await
+            {
                 Err(kube::Error::Api(status)) if status.code == 422 || status.code == 400 => {}
                 other => panic!("{pointer}: {other:?}"),
             }
