@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use futures::StreamExt as _;
+
 use ichor_api::TalosMachine;
 use ichor_tests::assets::own_program;
 use ichor_tests::bed::{Bed, BedOptions};
@@ -34,7 +36,6 @@ pub async fn fill(bed: &Bed, have: usize, total: usize) -> Result<()> {
         let api = api.clone();
         creating.push(async move { api.create(&PostParams::default(), &machine).await });
     }
-    use futures::StreamExt as _;
     let mut made = futures::stream::iter(creating).buffer_unordered(16);
     while let Some(made) = made.next().await {
         made.map_err(|e| BedError::Refused(e.to_string()))?;
@@ -45,7 +46,7 @@ pub async fn fill(bed: &Bed, have: usize, total: usize) -> Result<()> {
 /// Measures, and says on stderr what is being done.
 pub async fn run() -> Result<Vec<Row>> {
     let plugin = own_program("kubectl-ichor", &[], "KUBECTL_ICHOR", |line| {
-        eprintln!("{line}")
+        eprintln!("{line}");
     })
     .await?;
     let bed = Bed::start(BedOptions {
