@@ -136,9 +136,14 @@ pub fn member_id_of(machine: &TalosMachine) -> Option<u64> {
         })
 }
 
-/// Machines whose etcd is asked: control planes that count as approved.
+/// Machines whose etcd is asked: control planes that count as approved, and those that a
+/// member belongs to, be it by a person's word alone.
 pub fn asked(machines: &[TalosMachine]) -> Vec<&TalosMachine> {
-    machines.iter().filter(|m| counts_as_approved(m)).collect()
+    let has_a_member = |m: &TalosMachine| m.is_control_plane() && member_id_of(m).is_some();
+    machines
+        .iter()
+        .filter(|m| counts_as_approved(m) || has_a_member(m))
+        .collect()
 }
 
 struct NodeAnswer {

@@ -28,6 +28,9 @@ pub enum Lasting {
 pub struct Memory {
     /// The lock, while this operation holds it.
     pub lock: Option<DisruptiveLock>,
+    /// Whether the Lease may still name this operation without this process having taken
+    /// it: by the process before, that this one goes on for.
+    pub lease_is_ours: bool,
     /// How long things have been so.
     pub lasting: Watches<Lasting>,
     /// The intent that was seen first and when; a changed one is seen anew.
@@ -62,6 +65,7 @@ impl Memory {
     pub fn new(gap: Duration) -> Self {
         Self {
             lock: None,
+            lease_is_ours: true,
             lasting: Watches::new(gap),
             intent_seen: None,
             never_sent: None,

@@ -6,7 +6,9 @@ use std::time::Duration;
 use ichor_api::conditions::{REMOVAL, RemovalStep, StandstillReason};
 use ichor_api::machine::{RemovalStatus, TalosMachineStatus};
 use ichor_api::{ConditionStatus, names};
-use ichor_lock::{AcquireError, acquire_disruptive};
+use ichor_lock::{
+    AcquireError, HANDED_OVER, Holder, LeaseStore as _, acquire_disruptive, clear_abandoned,
+};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -102,14 +104,46 @@ pub async fn run(ctx: &Context, key: &Key) -> Result<Outcome, PassError> {
     Ok(Outcome::After(ctx.settings.retry))
 }
 
-/// Gives the lock back, if this operation holds it.
-async fn release(memory: &mut Memory) {
-    if let Some(lock) = memory.lock.take()
-        && let Err(error) = lock.release().await
-    {
-        // It expires by itself.
-        tracing::warn!(error = %error, "failed to release the cluster lock");
+/// Gives the lock back, if this operation holds it, in this process or by the one before
+/// that it goes on for.
+async fn release(ctx: &Context, key: &Key, memory: &mut Memory) {
+    if let Some(lock) = memory.lock.take() {
+        if let Err(error) = lock.release().await {
+            // It expires by itself.
+            tracing::warn!(error = %error, "failed to release the cluster lock");
+        }
+    } else if memory.lease_is_ours {
+        match leave_lease(ctx, key).await {
+            Ok(()) => memory.lease_is_ours = false,
+            // A call of ours is not settled yet: the Lease stands for it until then.
+            Err(AcquireError::Unsettled(_)) => {}
+            Err(error) => {
+                tracing::warn!(machine = key.name, error = %error, "failed to give back the cluster lock of the process before");
+            }
+        }
     }
+}
+
+/// Takes this operation's name off the Lease, where a process of this pod that has ended,
+/// or one that handed over, left it there.
+async fn leave_lease(ctx: &Context, key: &Key) -> Result<(), AcquireError> {
+    let store = ctx.lease(&key.namespace, &key.cluster);
+    let operation = key.operation();
+    let Some(seen) = store.get().await? else {
+        return Ok(());
+    };
+    let left = seen
+        .held_by()
+        .and_then(|holder| Holder::parse(holder, &key.namespace))
+        .is_some_and(|holder| {
+            holder.operation.same(&operation)
+                && (holder.instance == ctx.instance.pod_uid || holder.instance == HANDED_OVER)
+        });
+    if !left {
+        return Ok(());
+    }
+    let view = ClusterView::new(ctx, &key.namespace, &key.cluster);
+    clear_abandoned(&ctx.locks, &store, &view, &seen, &operation).await
 }
 
 async fn perform(
@@ -311,7 +345,7 @@ async fn stand(
         if reason == StandstillReason::Yielded {
             memory.drain = DrainFact::Open;
         }
-        release(memory).await;
+        release(ctx, key, memory).await;
     }
     ctx.metrics.standing(reason.as_str());
     Ok(Outcome::After(match reason {
@@ -361,6 +395,7 @@ async fn acquire(
                     .await?;
             }
             memory.lock = Some(lock);
+            memory.lease_is_ours = false;
             ctx.metrics.locks_taken.inc();
             failpoint::hit("after-acquire");
             if !gathered.snapshot.machine.did(RemovalStep::Lock) {
@@ -512,7 +547,7 @@ async fn finish_removal(
     }
     clear_finalizer(ctx, gathered).await?;
     failpoint::hit("after-finalizer-cleared");
-    release(memory).await;
+    release(ctx, key, memory).await;
     failpoint::hit("after-release");
     ctx.metrics.removals_finished.inc();
     tracing::info!(machine = key.name, confirmed = ?gathered.snapshot.machine.confirmed, "removal finished");
@@ -584,7 +619,7 @@ async fn let_go(
         crate::cluster::record_not_wiped(ctx, gathered).await?;
     }
     clear_finalizer(ctx, gathered).await?;
-    release(memory).await;
+    release(ctx, key, memory).await;
     Ok(Outcome::Gone)
 }
 

@@ -13,6 +13,7 @@ use ichor_tests::bed::objects::{self, CLUSTER, Machine, NAMESPACE, TALOSCONFIG};
 use ichor_tests::bed::{AGENT_NODE, Bed};
 use ichor_tests::sim::{Node as SimNode, Role};
 use ichor_tests::wait::until;
+use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{Node, Secret};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
@@ -23,6 +24,7 @@ use super::{SOON, control_planes, hands, pods, voters_of};
 /// Restores the stage: the three that vote, and the spare.
 pub(super) async fn restore(bed: &'static Bed, client: &Client) -> ([String; 3], String) {
     calm(bed).await;
+    webhook_back(client).await;
     pods::clear(bed, client).await;
     credentials_and_cluster(bed, client).await;
     boxes(bed).await;
@@ -65,6 +67,23 @@ async fn calm(bed: &'static Bed) {
     agents.freeze(None, false).await.unwrap();
     agents.start_again(None).await.unwrap();
     agents.wait_ready(1, SOON).await.unwrap();
+}
+
+/// Puts the webhook's Service back where it serves.
+async fn webhook_back(client: &Client) {
+    let api: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    let mut configuration = api.get("ichor").await.unwrap();
+    let mut moved = false;
+    for webhook in configuration.webhooks.iter_mut().flatten() {
+        let service = webhook.client_config.service.as_mut().unwrap();
+        moved |= service.port != Some(443);
+        service.port = Some(443);
+    }
+    if moved {
+        api.replace("ichor", &PostParams::default(), &configuration)
+            .await
+            .unwrap();
+    }
 }
 
 /// The address that the box had when the bed was put up.
@@ -130,7 +149,7 @@ async fn boxes(bed: &'static Bed) {
         "three voters and a spare",
         async || {
             let all = control_planes(bed);
-            if let Some(busy) = all.iter().find(|n| !settled(n)) {
+            if let Some(busy) = bed.sim().nodes().iter().find(|n| !settled(n)) {
                 return Err(format!("{} is at stage {}", busy.name, busy.now().stage));
             }
             let members = bed.etcd_members().await.map_err(|e| e.to_string())?;

@@ -2,9 +2,13 @@
 
 use ichor_api::{ConditionStatus, names};
 use ichor_talos::Stage as At;
+use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
 
 use crate::BED;
-use crate::common::on_stage;
+use crate::common::{Stage, on_stage};
 
 #[test]
 fn drain_comes_before_leave_and_leave_before_reset() {
@@ -122,7 +126,7 @@ fn each_step_is_recorded_with_its_times_and_the_wipe_is_confirmed() {
         stage
             .patch(
                 target,
-                serde_json::json!({"metadata": {"finalizers": [names::MACHINE_FINALIZER, "example.org/reader"]}}),
+                json!({"metadata": {"finalizers": [names::MACHINE_FINALIZER, "example.org/reader"]}}),
             )
             .await;
         stage.delete(target).await;
@@ -151,11 +155,45 @@ fn each_step_is_recorded_with_its_times_and_the_wipe_is_confirmed() {
         assert_eq!(removal.wiped, ["STATE", "EPHEMERAL"]);
         assert!(!removal.not_wiped);
         stage
-            .patch(
-                target,
-                serde_json::json!({"metadata": {"finalizers": null}}),
-            )
+            .patch(target, json!({"metadata": {"finalizers": null}}))
             .await;
         stage.gone(target).await;
+    });
+}
+
+/// Sends admission reviews to this port of the webhook's Service.
+async fn webhook_port(stage: &Stage, port: i32) {
+    let api: Api<ValidatingWebhookConfiguration> = Api::all(stage.admin.clone());
+    let mut configuration = api.get("ichor").await.unwrap();
+    for webhook in configuration.webhooks.iter_mut().flatten() {
+        webhook.client_config.service.as_mut().unwrap().port = Some(port);
+    }
+    api.replace("ichor", &PostParams::default(), &configuration)
+        .await
+        .unwrap();
+}
+
+#[test]
+fn the_agents_own_writes_pass_with_the_webhook_down() {
+    on_stage(&BED, async |stage| {
+        stage.blocked_pod("worker-1").await;
+        stage.delete("worker-1").await;
+        stage.stands("worker-1", "DrainFailed").await;
+        // Nothing serves at this port, and the webhook fails closed: for everybody else.
+        webhook_port(stage, 444).await;
+        let refused = stage
+            .wait("a person's write to be refused", async || {
+                let nothing = json!({"metadata": {"annotations": {"example.org/note": "x"}}});
+                match stage.try_patch("worker-2", nothing).await {
+                    Err(kube::Error::Api(status)) => Ok(status.message),
+                    other => Err(format!("{other:?}")),
+                }
+            })
+            .await;
+        assert!(refused.contains("failed calling webhook"), "{refused}");
+        stage.free("worker-1").await;
+        stage.gone("worker-1").await;
+        webhook_port(stage, 443).await;
+        assert_eq!(stage.changing_calls(), ["Reset of worker-1"]);
     });
 }
