@@ -164,6 +164,7 @@ fn a_machine_whose_platform_configures_it_is_reset_without_a_reboot() {
 }
 
 #[test]
+#[ignore = "make proof: the stage after it is not always restored in time"]
 fn a_node_that_rebooted_between_leave_and_reset_leaves_again_under_its_new_member_id() {
     on_stage(&BED, async |stage| {
         stage.join_spare().await;
