@@ -205,7 +205,8 @@ spec:
   template:
     metadata: { labels: { app: shop } }
     spec:
-      nodeName: cp-1
+      nodeSelector: { kubernetes.io/hostname: cp-1 }
+      tolerations: [{ operator: Exists }]
       terminationGracePeriodSeconds: 0
       containers: [{ name: shop, image: shop }]
 ---
